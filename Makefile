@@ -55,3 +55,14 @@ clean:
 -include $(OBJ:.o=.d) $(CMD_OBJ:.o=.d)
 .PHONY: all clean
 .DELETE_ON_ERROR:
+
+# ---- tests: each tests/<kind>/test_*.c is a program of its own ------------------------------
+TEST_SRC := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/golden/test_*.c)
+TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
+tests: $(TEST_BIN)
+$(B)/tests/%: $(B)/tests/%.o $(LIB)
+	$(CC) $(CFLAGS) $(OPT.$(CONFIG)) $(MUST) $(LDFLAGS) $^ $(PKG_LIBS) -o $@
+$(B)/tests/%.o: MUST += -I.
+-include $(TEST_SRC:%.c=$(B)/%.d)
+.PHONY: tests
+.SECONDARY:
