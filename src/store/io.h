@@ -1,0 +1,77 @@
+/* store/io.h - all reads of weights go through here: one work-conserving scheduler, two classes.
+ *
+ * Owns: the queues, and the io_uring with its thread (ring.c) or a pool of reading threads (pread.c).
+ * Threads: submit, wait and cancel from the engine thread; completions happen on I/O threads.
+ * Order: whenever the drive can take another piece, the oldest DEMAND request is served first, then
+ * the oldest STREAM one. Large requests are cut into pieces, so that a demand read never waits behind
+ * a whole trunk chunk and the queue stays deep. Short reads are continued; a read that ends before
+ * `need` bytes is an error, never a zero. */
+#ifndef SL_STORE_IO_H
+#define SL_STORE_IO_H
+
+#include "base/err.h"
+
+typedef struct sl_io sl_io;
+
+typedef enum { SL_IO_DEMAND, SL_IO_STREAM, SL_IO_CLASSES } sl_io_class;
+
+/* A file opened for reading weights. */
+typedef struct {
+    int fd;           /* O_DIRECT where the file system allows it */
+    bool direct;
+    uint32_t align;   /* offset, length and address unit of reads; 1 when not direct */
+    uint64_t size;    /* when opened */
+    int64_t mtime_ns; /* when opened */
+    char *path;       /* owned */
+} sl_io_file;
+
+/* Opens path for reading. `direct` asks for O_DIRECT; when it is refused the file is opened buffered
+ * and *out says so. SL_EFORMAT when absent or not a regular file. */
+int sl_io_file_open(sl_io_file *out, const char *path, bool direct, sl_err *err);
+void sl_io_file_close(sl_io_file *f);
+/* SL_EIO when the file's size or modification time is no longer what it was when opened. */
+int sl_io_file_unchanged(const sl_io_file *f, sl_err *err);
+
+/* One read. The caller fills the first part and keeps the struct and buffer alive until waited for. */
+typedef struct sl_io_req {
+    const sl_io_file *file;
+    uint64_t offset;    /* multiple of file->align */
+    uint64_t length;    /* multiple of file->align; may reach past the end of the file */
+    uint64_t need;      /* bytes from `offset` that must exist, <= length */
+    uint8_t *buffer;    /* room for length, aligned to file->align */
+    sl_io_class class;
+    /* private to the scheduler */
+    struct sl_io_req *next;
+    uint64_t submitted, finished; /* bytes handed out as pieces, bytes done */
+    unsigned pieces;              /* in flight */
+    int status;                   /* 1 queued or in flight, 0 done, -errno failed */
+} sl_io_req;
+
+/* Widens [offset, offset + n) of `f` to its alignment; *skip: where the data begins in the buffer. */
+void sl_io_span(const sl_io_file *f, uint64_t offset, uint64_t n, uint64_t *begin, uint64_t *length, uint64_t *skip);
+/* The largest length that sl_io_span can return for n bytes, at any offset and alignment in use. */
+uint64_t sl_io_span_max(uint64_t n);
+
+typedef struct {
+    enum sl_io_backend backend; /* AUTO: io_uring, else pread with one warning in the log */
+    unsigned depth;             /* pieces in flight; 0: 16 */
+    uint64_t piece;             /* bytes a piece at most, a multiple of 4096; 0: 1 MiB */
+    /* Fault injection for tests, NULL otherwise: called before each piece; returns 0 to go on, -errno
+     * to fail it, or n > 0 to shorten it to n bytes (rounded down to the file's alignment). */
+    long (*fault)(void *user, const sl_io_file *f, uint64_t offset, uint64_t length);
+    void *fault_user;
+} sl_io_options;
+
+int sl_io_open(sl_io **out, const sl_io_options *opt, sl_err *err);
+void sl_io_close(sl_io *io); /* cancels what is queued, waits for what is in flight; NULL is fine */
+const char *sl_io_name(const sl_io *io); /* "io_uring" or "pread" */
+void sl_io_submit(sl_io *io, sl_io_req *req);
+bool sl_io_done(const sl_io_req *req); /* wait will not block */
+/* Waits until req is finished. SL_EIO names file, offset and cause. */
+int sl_io_wait(sl_io *io, sl_io_req *req, sl_err *err);
+/* Waits until at least one of reqs[0..n) (entries may be NULL) is finished; returns its index. */
+size_t sl_io_wait_any(sl_io *io, sl_io_req *const *reqs, size_t n);
+/* Takes req back: dequeued if not started, else waited for. Its result does not matter. */
+void sl_io_cancel(sl_io *io, sl_io_req *req);
+
+#endif
