@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     const char *usage;          /* "run MODEL [PROMPT|-] [options]" */
     const char *about;          /* one or two sentences */
-    const cmd_option *options;  /* ends with a NULL name; --help is added */
+    const cmd_option *options;  /* ends with a NULL name; --help, -v and -q are added */
     int min_args, max_args;     /* positional arguments; max -1: any number */
 } cmd_spec;
 
@@ -53,6 +53,7 @@ int cmd_error(int status, const char *fmt, ...) __attribute__((format(printf, 2,
 /* Whether anything written to stdout was lost (closed pipe, full disk): flushes, and reports it. Returns
  * 0 or the exit status. */
 int cmd_flush(void);
+/* "8G", "512MiB", "1.5G", "1000": K, M, G, T, P count by 1024, with or without a following iB or B. */
 bool cmd_parse_size(const char *s, uint64_t *out);
 /* "1,2,3" or "1 2 3" into ids (malloc'd). SL_EUSAGE names the bad part. */
 int cmd_parse_ids(const char *s, int32_t **ids, size_t *n, sl_err *err);
@@ -60,11 +61,16 @@ int cmd_parse_ids(const char *s, int32_t **ids, size_t *n, sl_err *err);
 int cmd_read_text(const char *path, char **text, size_t *len, size_t max, sl_err *err);
 /* Prints s as a JSON string with its quotes; bytes must be UTF-8. */
 void cmd_json_string(FILE *f, const char *s, size_t len);
-/* "1.53 GB" into buf. */
+/* "1.53 GB" into buf; units of 1000, as drives are sold. */
 const char *cmd_bytes(char buf[32], uint64_t n);
 /* SIGINT and SIGTERM set a flag that cmd_interrupted reads (it fits sl_options.cancel); SIGPIPE is ignored. */
 void cmd_catch_signals(void);
 bool cmd_interrupted(void *unused);
+
+/* The log goes to stderr from level warn up. Moves the level: -v is +1, -q is -1. */
+void cmd_log_adjust(int delta);
+int cmd_log_level(void); /* SL_LOG_*, or -1: silent */
+bool cmd_log_named(const char *name); /* "error" to "trace"; false: no such level */
 
 int cmd_run(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
