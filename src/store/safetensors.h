@@ -54,7 +54,11 @@ typedef struct {
 /* Opens dir's shards: those that model.safetensors.index.json names, if it exists, else all
  * *.safetensors. Calls fn for every tensor. A tensor in two shards, and an index that names an absent
  * shard, an absent tensor, a tensor in another shard or not all tensors, is SL_EFORMAT. */
-int sl_shards_open(sl_shards *out, const char *dir, bool direct, sl_tensor_fn *fn, void *user, sl_err *err);
+enum {
+    SL_SHARDS_DIRECT = 1,  /* read weights past the page cache where the file system allows it */
+    SL_SHARDS_PARTIAL = 2, /* shards that the index names may be absent (fd -1), with their tensors */
+};
+int sl_shards_open(sl_shards *out, const char *dir, unsigned flags, sl_tensor_fn *fn, void *user, sl_err *err);
 void sl_shards_close(sl_shards *s);
 
 #endif
