@@ -280,7 +280,7 @@ int cmd_read_text(const char *path, char **text, size_t *len, size_t max, sl_err
     }
     if (!from_stdin)
         close(fd);
-    if (rc < 0) {
+    if (rc < 0 || !buf) {
         free(buf);
         return rc;
     }

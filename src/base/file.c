@@ -72,7 +72,7 @@ int sl_file_read(char **out, size_t *len, const char *dir, const char *name, uin
     else if ((rc = sl_pread_all(fd, data, (size_t)st.st_size, 0)) < 0)
         rc = sl_fail(err, SL_EIO, "%s: %s", path, rc == -ENODATA ? "shrank while being read" : strerror(-rc));
     close(fd);
-    if (rc < 0) {
+    if (rc < 0 || !data) {
         free(data);
         return rc;
     }
