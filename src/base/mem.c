@@ -60,6 +60,15 @@ int sl_budget_take(sl_budget *b, sl_mem_class c, uint64_t n)
     return rc;
 }
 
+int sl_budget_limit(sl_budget *b, uint64_t limit, uint64_t reserve)
+{
+    pthread_mutex_lock(&b->lock);
+    const bool fits = b->total <= limit;
+    b->limit = limit;
+    pthread_mutex_unlock(&b->lock);
+    return fits ? sl_budget_take(b, SL_MEM_RESERVE, reserve) : SL_EBUDGET;
+}
+
 void sl_budget_give(sl_budget *b, sl_mem_class c, uint64_t n)
 {
     pthread_mutex_lock(&b->lock);

@@ -24,6 +24,9 @@ typedef struct sl_budget sl_budget;
 
 sl_budget *sl_budget_open(uint64_t limit); /* NULL: out of memory. UINT64_MAX: no limit */
 void sl_budget_close(sl_budget *b);
+/* Sets the limit once the plan is known, and takes `reserve` bytes of SL_MEM_RESERVE. SL_EBUDGET when
+ * that and what is taken already do not fit. */
+int sl_budget_limit(sl_budget *b, uint64_t limit, uint64_t reserve);
 /* Counts n bytes of class c. 0 or SL_EBUDGET. */
 int sl_budget_take(sl_budget *b, sl_mem_class c, uint64_t n);
 void sl_budget_give(sl_budget *b, sl_mem_class c, uint64_t n);

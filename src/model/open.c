@@ -1,0 +1,339 @@
+/* From a directory and a budget to a model ready to run: sizes, plan, allocations. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/num.h"
+#include "model/model.h"
+
+enum { CHUNK_BYTES = 4 << 20 }; /* of the trunk stream: 0.1 ms of arithmetic, and enough reads in flight */
+static const uint64_t RING_WANT = 256ull << 20;
+enum { SLOTS_WANT = 16 };
+
+/* ---- sizes ------------------------------------------------------------------------------------- */
+
+static uint64_t floats(uint64_t n) { return n ? sl_mem_size(n * sizeof(float)) : 0; }
+
+static uint64_t kda_floats(const sl_config *c)
+{
+    return (uint64_t)(c->layers - sl_config_mla_layers(c)) * c->kda_heads * c->kda_dim * c->kda_dim;
+}
+
+static uint64_t conv_floats(const sl_config *c)
+{
+    return (uint64_t)(c->layers - sl_config_mla_layers(c)) * c->kda_heads * c->kda_dim * 3 * (c->conv_taps - 1);
+}
+
+static uint64_t latent_floats(const sl_config *c, uint32_t context)
+{
+    return (uint64_t)sl_config_mla_layers(c) * context * (c->kv_lora + c->rope);
+}
+
+static size_t sublayer_floats(const sl_config *c, size_t tokens, uint32_t threads)
+{
+    const size_t need[4] = { sl_kda_floats(c, tokens, threads), sl_mla_floats(c, tokens, threads), sl_moe_floats(c, tokens),
+                             sl_dense_floats(c, tokens) };
+    size_t most = 0;
+    for (int i = 0; i < 4; i++)
+        most = need[i] > most ? need[i] : most;
+    return most;
+}
+
+/* What one pass over `tokens` tokens needs besides the experts' own scratch. Both the planner and the
+ * allocations below read it, so that they cannot disagree. */
+typedef struct {
+    uint64_t scratch, residual, mixed, output, logits;                      /* floats */
+    uint64_t embed, req, chosen, weight, calls, call_tokens, call_out, count; /* bytes */
+} pass_sizes;
+
+static pass_sizes measure_pass(const sl_config *c, uint64_t tokens, uint32_t threads, bool all_logits)
+{
+    const uint64_t pairs = tokens * c->top_k;
+    return (pass_sizes){
+        .scratch = sublayer_floats(c, tokens, threads),
+        .residual = tokens * (sl_config_snapshots(c) + 1) * c->hidden,
+        .mixed = tokens * c->hidden,
+        .output = tokens * c->hidden,
+        .logits = (all_logits ? tokens : 1) * c->vocab,
+        .embed = tokens * sl_io_span_max(2ull * c->hidden) + 4096,
+        .req = tokens * sizeof(sl_io_req),
+        .chosen = pairs * sizeof(uint32_t),
+        .weight = pairs * sizeof(float),
+        .calls = c->experts * sizeof(sl_expert_call),
+        .call_tokens = pairs * sizeof(uint32_t),
+        .call_out = pairs * sizeof(float *),
+        .count = c->experts * sizeof(uint32_t),
+    };
+}
+
+static uint64_t pass_bytes(const pass_sizes *p)
+{
+    return floats(p->scratch) + floats(p->residual) + floats(p->mixed) + floats(p->output) + floats(p->logits) +
+           sl_mem_size(p->embed) + sl_mem_size(p->req) + sl_mem_size(p->chosen) + sl_mem_size(p->weight) +
+           sl_mem_size(p->calls) + sl_mem_size(p->call_tokens) + sl_mem_size(p->call_out) + sl_mem_size(p->count);
+}
+
+typedef struct {
+    const sl_config *c;
+    const sl_binding *b;
+    uint32_t threads;
+    bool all_logits;
+} sizing;
+
+static sl_expert_options expert_options(const sl_binding *b, uint32_t max_calls)
+{
+    const sl_config *c = &b->config;
+    return (sl_expert_options){
+        .files = b->shards.file, .places = b->experts, .layers = c->layers - c->dense_layers, .experts = c->experts,
+        .latent = c->latent, .width = c->moe_intermediate, .beta = c->situ_beta, .linear_beta = c->situ_linear_beta,
+        .max_calls = max_calls,
+    };
+}
+
+static uint64_t state_size(const void *user, uint32_t context)
+{
+    const sl_config *c = ((const sizing *)user)->c;
+    return floats(kda_floats(c)) + floats(conv_floats(c)) + floats(latent_floats(c, context));
+}
+
+static uint64_t scratch_size(const void *user, uint32_t context, uint32_t chunk)
+{
+    const sizing *s = user;
+    (void)context; /* attention works in blocks of positions: its scratch does not grow with them */
+    const pass_sizes p = measure_pass(s->c, chunk, s->threads, s->all_logits);
+    uint64_t experts = 0;
+    sl_expert_sizes sizes;
+    if (s->b->experts) {
+        const sl_expert_options opt = expert_options(s->b, chunk * s->c->top_k);
+        experts = sl_expert_measure(&sizes, &opt, NULL) < 0 ? UINT64_MAX / 4 : sizes.scratch;
+    }
+    return pass_bytes(&p) + experts;
+}
+
+static uint64_t tables_size(const sl_config *c)
+{
+    const uint64_t n = (c->layers + 1ull) * SL_KINDS;
+    return sl_mem_size(n * sizeof(float *)) + sl_mem_size(n * sizeof(uint32_t)) + sl_mem_size(c->layers * sizeof(uint16_t));
+}
+
+/* ---- plan -------------------------------------------------------------------------------------- */
+
+/* The binding is open, its index is counted in `budget` already. Fills plan and *slots. */
+static int make_plan(sl_plan *plan, uint32_t *slots, const sl_binding *b, const sl_trunk_matrix *list, size_t n,
+                     const sl_model_options *opt, uint64_t index, sl_err *err)
+{
+    const sl_config *c = &b->config;
+    sizing s = { .c = c, .b = b, .threads = opt->threads, .all_logits = opt->all_logits };
+    sl_trunk_sizes trunk;
+    sl_expert_sizes expert = { 0 };
+    int rc = sl_trunk_measure(&trunk, list, n, CHUNK_BYTES, err);
+    if (rc == 0 && b->experts) {
+        const sl_expert_options eo = expert_options(b, c->top_k);
+        rc = sl_expert_measure(&expert, &eo, err);
+    }
+    if (rc < 0)
+        return rc;
+    sl_plan_input in = {
+        .budget = opt->ram, .context = opt->context, .prefill_chunk = opt->prefill_chunk, .threads = opt->threads,
+        .index = index + floats(sl_vectors_floats(c)) + tables_size(c),
+        .ring_min = trunk.ring_min, .ring_want = RING_WANT, .trunk_all = trunk.resident_all,
+        .slot = expert.slot, .slots_want = SLOTS_WANT, .experts = (uint64_t)(c->layers - c->dense_layers) * c->experts,
+        .state = state_size, .scratch = scratch_size, .user = &s,
+    };
+    rc = sl_plan_make(plan, slots, &in, err);
+    plan->expert_bytes = (uint64_t)(c->layers - c->dense_layers) * c->top_k * expert.read;
+    plan->embed_bytes = sl_io_span_max(2ull * c->hidden);
+    const int reads = sl_trunk_reads_for(list, n, CHUNK_BYTES, plan->trunk, &plan->trunk_bytes, &plan->head_bytes,
+                                         rc < 0 ? NULL : err);
+    return rc < 0 ? rc : reads;
+}
+
+/* The binding and the plan, without its allocations. */
+static int open_plan(sl_model *m, sl_trunk_matrix **list, size_t *n, const char *dir, sl_model_options *opt, sl_err *err)
+{
+    if (opt->ram == 0)
+        opt->ram = sl_plan_default_budget();
+    int rc = sl_binding_open(&m->bind, dir, SL_SHARDS_DIRECT, m->budget, err);
+    if (rc < 0)
+        return rc;
+    if (opt->context > 1u << 30 || opt->prefill_chunk > 1u << 16)
+        return sl_fail(err, SL_EUSAGE, "context %u or prefill chunk %u: too large", opt->context, opt->prefill_chunk);
+    if ((rc = sl_list_matrices(&m->bind, list, n, m->matrix, err)) < 0)
+        return rc;
+    return make_plan(&m->plan, &m->inflight_slots, &m->bind, *list, *n, opt, sl_budget_used(m->budget, SL_MEM_INDEX), err);
+}
+
+int sl_model_plan(sl_plan *plan, const char *dir, const sl_model_options *opt, sl_err *err)
+{
+    sl_model m = { .budget = sl_budget_open(UINT64_MAX) };
+    sl_model_options o = *opt;
+    sl_trunk_matrix *list = NULL;
+    size_t n = 0;
+    if (!m.budget)
+        return sl_fail(err, SL_EFAIL, "out of memory");
+    const int rc = open_plan(&m, &list, &n, dir, &o, err);
+    *plan = m.plan;
+    free(list);
+    sl_binding_close(&m.bind);
+    sl_budget_close(m.budget);
+    return rc;
+}
+
+/* ---- open -------------------------------------------------------------------------------------- */
+
+static void *take(sl_model *m, sl_mem_class class, uint64_t bytes, bool *ok)
+{
+    void *p = sl_mem_alloc(m->budget, class, bytes);
+    *ok = *ok && (p || bytes == 0);
+    return p;
+}
+
+static int allocate_index(sl_model *m, sl_err *err)
+{
+    const sl_config *c = &m->bind.config;
+    const uint64_t n = (c->layers + 1ull) * SL_KINDS;
+    bool ok = true;
+    m->vectors = take(m, SL_MEM_INDEX, sl_vectors_floats(c) * sizeof(float), &ok);
+    m->vector = take(m, SL_MEM_INDEX, n * sizeof *m->vector, &ok);
+    m->matrix = take(m, SL_MEM_INDEX, n * sizeof *m->matrix, &ok);
+    m->layer_index = take(m, SL_MEM_INDEX, c->layers * sizeof *m->layer_index, &ok);
+    if (!ok)
+        return sl_fail(err, SL_EBUDGET, "memory: the index does not fit as planned, or the system refused it");
+    uint16_t kda = 0, mla = 0;
+    for (uint32_t l = 0; l < c->layers; l++)
+        m->layer_index[l] = c->is_mla[l] ? mla++ : kda++;
+    return 0;
+}
+
+static int allocate_pass(sl_model *m, sl_err *err)
+{
+    const sl_config *c = &m->bind.config;
+    const pass_sizes p = measure_pass(c, m->plan.prefill_chunk, m->plan.threads, m->all_logits);
+    const sl_mem_class class = SL_MEM_SCRATCH;
+    bool ok = true;
+    m->scratch = (sl_scratch){ .base = take(m, class, p.scratch * sizeof(float), &ok), .size = p.scratch };
+    m->residual = take(m, class, p.residual * sizeof(float), &ok);
+    m->mixed = take(m, class, p.mixed * sizeof(float), &ok);
+    m->output = take(m, class, p.output * sizeof(float), &ok);
+    m->logits = take(m, class, p.logits * sizeof(float), &ok);
+    m->embed_buffer = take(m, class, p.embed, &ok);
+    m->embed_req = take(m, class, p.req, &ok);
+    m->chosen = take(m, class, p.chosen, &ok);
+    m->chosen_weight = take(m, class, p.weight, &ok);
+    m->calls = take(m, class, p.calls, &ok);
+    m->call_tokens = take(m, class, p.call_tokens, &ok);
+    m->call_out = take(m, class, p.call_out, &ok);
+    m->expert_count = take(m, class, p.count, &ok);
+
+    sl_state *s = &m->state;
+    s->context = m->plan.context;
+    s->kda_floats = kda_floats(c);
+    s->conv_floats = conv_floats(c);
+    s->kda = take(m, SL_MEM_STATE, s->kda_floats * sizeof(float), &ok);
+    s->conv = take(m, SL_MEM_STATE, s->conv_floats * sizeof(float), &ok);
+    s->latent = take(m, SL_MEM_STATE, latent_floats(c, s->context) * sizeof(float), &ok);
+    if (!ok)
+        return sl_fail(err, SL_EBUDGET, "memory: the plan's buffers do not fit, or the system refused them");
+    sl_mem_touch(m->scratch.base, p.scratch * sizeof(float));
+    return 0;
+}
+
+static void name_expert(void *user, uint32_t layer, uint32_t expert, int tensor, char *buf, size_t size)
+{
+    const sl_model *m = user;
+    sl_expert_name(layer + m->bind.config.dense_layers, expert, tensor, buf, size);
+}
+
+static int open_store(sl_model *m, const sl_trunk_matrix *list, size_t n, sl_err *err)
+{
+    const sl_trunk_options trunk = { .io = m->io, .budget = m->budget, .matrices = list, .n_matrices = n,
+                                     .chunk_bytes = CHUNK_BYTES, .ring_bytes = m->plan.ring,
+                                     .resident_bytes = m->plan.trunk };
+    int rc = sl_trunk_open(&m->trunk, &trunk, err);
+    if (rc < 0 || !m->bind.experts)
+        return rc;
+    sl_expert_options experts = expert_options(&m->bind, m->plan.prefill_chunk * m->bind.config.top_k);
+    experts.io = m->io;
+    experts.budget = m->budget;
+    experts.pool = m->pool;
+    experts.kernels = m->k;
+    experts.inflight_slots = m->inflight_slots;
+    experts.cache_slots = m->plan.expert_slots;
+    if ((rc = sl_expert_open(&m->experts, &experts, err)) == 0)
+        sl_expert_names(m->experts, name_expert, m);
+    return rc;
+}
+
+static int open_model(sl_model *m, const char *dir, sl_model_options *opt, sl_err *err)
+{
+    const char *why = "";
+    m->k = sl_kernels_choose(&why);
+    if (!m->k)
+        return sl_fail(err, SL_EUSAGE, "%s", why);
+    /* The index comes before the plan that bounds it, so it is counted without a limit first. */
+    sl_trunk_matrix *list = NULL;
+    size_t n = 0;
+    const sl_io_options io = { .backend = opt->io, .fault = opt->fault, .fault_user = opt->fault_user };
+    int rc = open_plan(m, &list, &n, dir, opt, err);
+    if (rc == 0) {
+        free(list); /* again below, with the numbers of its matrices */
+        list = NULL;
+        rc = sl_budget_limit(m->budget, opt->ram, m->plan.reserve) < 0
+                 ? sl_fail(err, SL_EBUDGET, "memory: the index does not fit the budget")
+                 : 0;
+    }
+    if (rc == 0 && (rc = allocate_index(m, err)) == 0 &&
+        (rc = sl_list_matrices(&m->bind, &list, &n, m->matrix, err)) == 0 &&
+        (rc = sl_pool_open(&m->pool, m->plan.threads, err)) == 0 && (rc = sl_io_open(&m->io, &io, err)) == 0 &&
+        (rc = sl_load_vectors(m, err)) == 0 && (rc = allocate_pass(m, err)) == 0)
+        rc = open_store(m, list, n, err);
+    free(list);
+    return rc;
+}
+
+int sl_model_open(sl_model **out, const char *dir, const sl_model_options *opt, sl_err *err)
+{
+    sl_model *m = calloc(1, sizeof *m);
+    sl_model_options o = *opt;
+    int rc = SL_EFAIL;
+    if (!m || !(m->budget = sl_budget_open(UINT64_MAX)))
+        sl_fail(err, SL_EFAIL, "out of memory");
+    else {
+        m->all_logits = o.all_logits;
+        m->cancel = o.cancel;
+        m->user = o.user;
+        rc = open_model(m, dir, &o, err);
+    }
+    if (rc < 0) {
+        sl_model_close(m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+void sl_model_close(sl_model *m)
+{
+    if (!m)
+        return;
+    sl_expert_close(m->experts);
+    sl_trunk_close(m->trunk);
+    sl_io_close(m->io);
+    sl_pool_close(m->pool);
+    void *const blocks[] = { m->vectors, m->vector, m->matrix, m->layer_index, m->state.kda, m->state.conv,
+                             m->state.latent, m->scratch.base, m->residual, m->mixed, m->output, m->logits,
+                             m->embed_buffer, m->embed_req, m->chosen, m->chosen_weight, m->calls, m->call_tokens,
+                             m->call_out, m->expert_count };
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        sl_mem_free(blocks[i]);
+    sl_binding_close(&m->bind);
+    sl_budget_close(m->budget);
+    free(m);
+}
+
+void sl_state_clear(sl_model *m)
+{
+    m->state.position = 0;
+    memset(m->state.kda, 0, m->state.kda_floats * sizeof(float));
+    memset(m->state.conv, 0, m->state.conv_floats * sizeof(float));
+    /* The latent cache is written at a position before it is read there. */
+}
