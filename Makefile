@@ -80,7 +80,7 @@ $(B)/tests/fuzz/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(LIB)
 # What tests/run is given for this CONFIG; NAME=VALUE sets the environment of the tests after it.
 # SL_QUICK: a slow build or machine, so exhaustive tests may sample.
 CLI := $(wildcard tests/cli/test_*.sh)
-SCRIPTS := scripts/include-order scripts/check-headers scripts/check-man scripts/check-size
+SCRIPTS := scripts/include-order scripts/check-headers scripts/check-docs scripts/check-size
 RUN := SL_QUICK=1 $(TEST_BIN) $(REPLAY) SLUICE=$(B)/sluice $(CLI)
 RUN.release := SLUICE=bin/sluice $(TEST_BIN) $(REPLAY) $(SCRIPTS) $(CLI)
 RUN.arm64 := SL_QUICK=1 EMULATOR=qemu-aarch64 QEMU_LD_PREFIX=/usr/aarch64-linux-gnu $(TEST_BIN) EMULATOR=

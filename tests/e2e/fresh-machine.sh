@@ -12,9 +12,9 @@ command -v debootstrap >/dev/null || { echo "needs debootstrap" >&2; exit 77; }
 [ $# -gt 0 ] || set -- demo test
 
 # The first Debian (not security, not third-party) source of $suite, in either format of apt.
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
+mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null || true; } |
     sed -n "s/^deb \(\[[^]]*\] \)\?\([^ ]*\) $suite main.*/\2/p" | head -n 1)
-[ -n "$mirror" ] || mirror=$(cat /etc/apt/sources.list.d/*.sources 2>/dev/null | awk -v suite=$suite '
+[ -n "$mirror" ] || mirror=$({ cat /etc/apt/sources.list.d/*.sources 2>/dev/null || true; } | awk -v suite=$suite '
     /^URIs:/ { uri = $2 }
     /^Suites:/ { for (i = 2; i <= NF; i++) if ($i == suite && !found) { print uri; found = 1 } }')
 [ -n "$mirror" ] || { echo "no source of $suite in /etc/apt" >&2; exit 77; }
