@@ -127,8 +127,8 @@ build/lint/src/kernels/x86/avx2.tidy: ISA := -mavx2 -mfma -mf16c
 build/lint/src/kernels/x86/avx512.tidy: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
 build/lint/%.tidy: %.c .clang-tidy $(wildcard include/*.h src/*/*.h cmd/*.h)
 	@mkdir -p $(@D)
-	clang-tidy --quiet $< -- $(ISA) $(PKG_CFLAGS) $(filter-out -MMD -MP,$(MUST)) 2>$@
-	@touch $@
+	@clang-tidy --quiet $< -- $(ISA) $(PKG_CFLAGS) $(filter-out -MMD -MP,$(MUST)) >$@ 2>&1 || \
+	    { grep error: $@; false; }
 fuzz: SECONDS ?= 60
 fuzz:
 	$(if $(T),,$(error usage: make fuzz T=NAME [SECONDS=60]; NAME is one of $(FUZZ)))

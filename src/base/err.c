@@ -21,7 +21,7 @@ static void one_line(char *s)
             *s = '?';
 }
 
-int sl_fail(sl_err *err, int code, const char *fmt, ...)
+int (sl_fail)(sl_err *err, int code, const char *fmt, ...)
 {
     if (err) {
         va_list ap;

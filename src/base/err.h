@@ -8,6 +8,9 @@
  * failing function ends in `return sl_fail(err, SL_EIO, ...)`. err may be NULL. Control characters
  * in the result are replaced by '?': names come from files, and the message must stay one line. */
 int sl_fail(sl_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+#ifdef __clang_analyzer__ /* it cannot see into a variadic function, and must know what returns */
+#define sl_fail(err, code, ...) ((sl_fail)(err, code, __VA_ARGS__), (code))
+#endif
 
 /* Puts "prefix: " before the message that err already holds; returns err->code. */
 int sl_err_prefix(sl_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

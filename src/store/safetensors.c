@@ -29,10 +29,10 @@ typedef struct {
 
 static int bad(json *j, const char *expected)
 {
-    if (j->rc == 0)
-        j->rc = sl_fail(j->err, SL_EFORMAT, "%s: JSON at byte %llu: expected %s", j->file,
-                        (unsigned long long)(j->base + j->pos), expected);
-    return j->rc;
+    if (j->rc < 0)
+        return j->rc;
+    return j->rc = sl_fail(j->err, SL_EFORMAT, "%s: JSON at byte %llu: expected %s", j->file,
+                           (unsigned long long)(j->base + j->pos), expected);
 }
 
 static bool refill(json *j)
@@ -294,8 +294,11 @@ static int grow_set(name_set *s)
             bigger.hash[k] = s->hash[i];
             bigger.shard[k] = s->shard[i];
         }
-    clear_set(s);
-    *s = bigger;
+    free(s->hash);
+    free(s->shard);
+    s->hash = bigger.hash; /* one by one: clang's analyzer loses track of a struct copied whole */
+    s->shard = bigger.shard;
+    s->size = bigger.size;
     return 0;
 }
 
@@ -639,8 +642,8 @@ typedef int index_fn(opener *o, json *j, const char *name, size_t len, uint16_t 
 
 static int walk_weight_map(opener *o, json *j, index_fn *fn)
 {
-    char name[SL_ST_NAME_MAX + 8], file[FILE_NAME_MAX + 8];
-    size_t len;
+    char name[SL_ST_NAME_MAX + 8] = "", file[FILE_NAME_MAX + 8] = "";
+    size_t len = 0;
     uint16_t shard = 0;
     bool first = true;
     if (!take(j, '{', "'{' of weight_map"))
