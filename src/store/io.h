@@ -9,7 +9,13 @@
 #ifndef SL_STORE_IO_H
 #define SL_STORE_IO_H
 
+#include <stdatomic.h>
+
 #include "base/err.h"
+
+/* The unit of direct reads, and the alignment of every buffer that is read into. A file system that
+ * asks for more is read buffered. */
+#define SL_IO_ALIGN 4096
 
 typedef struct sl_io sl_io;
 
@@ -19,14 +25,16 @@ typedef enum { SL_IO_DEMAND, SL_IO_STREAM, SL_IO_CLASSES } sl_io_class;
 typedef struct {
     int fd;           /* O_DIRECT where the file system allows it */
     bool direct;
-    uint32_t align;   /* offset, length and address unit of reads; 1 when not direct */
+    bool drop;        /* direct reads were refused: what is read leaves the page cache at once */
+    uint32_t align;   /* offset, length and address unit of reads: SL_IO_ALIGN, or 1 when not direct */
     uint64_t size;    /* when opened */
     int64_t mtime_ns; /* when opened */
     char *path;       /* owned */
 } sl_io_file;
 
-/* Opens path for reading. `direct` asks for O_DIRECT; when it is refused the file is opened buffered
- * and *out says so. SL_EFORMAT when absent or not a regular file. */
+/* Opens path for reading. `direct` asks for O_DIRECT; when it is refused, by the file system or by a
+ * first read, the file is read buffered, *out says so and the first such file of a process is logged.
+ * SL_EFORMAT when absent or not a regular file. */
 int sl_io_file_open(sl_io_file *out, const char *path, bool direct, sl_err *err);
 void sl_io_file_close(sl_io_file *f);
 /* SL_EIO when the file's size or modification time is no longer what it was when opened. */
@@ -42,9 +50,11 @@ typedef struct sl_io_req {
     sl_io_class class;
     /* private to the scheduler */
     struct sl_io_req *next;
-    uint64_t submitted, finished; /* bytes handed out as pieces, bytes done */
-    unsigned pieces;              /* in flight */
-    int status;                   /* 1 queued or in flight, 0 done, -errno failed */
+    uint64_t submitted; /* bytes handed out as pieces */
+    unsigned pieces;    /* in flight */
+    int error;          /* the first failure, published once no piece is in flight */
+    _Atomic int status; /* 1 queued or in flight, 0 done (as in a zeroed struct), -errno failed;
+                           released by the I/O thread as its last touch, acquired by sl_io_done */
 } sl_io_req;
 
 /* Widens [offset, offset + n) of `f` to its alignment; *skip: where the data begins in the buffer. */
@@ -54,10 +64,11 @@ uint64_t sl_io_span_max(uint64_t n);
 
 typedef struct {
     enum sl_io_backend backend; /* AUTO: io_uring, else pread with one warning in the log */
-    unsigned depth;             /* pieces in flight; 0: 16 */
+    unsigned depth;             /* pieces in flight; 0: 16, or 8 threads */
     uint64_t piece;             /* bytes a piece at most, a multiple of 4096; 0: 1 MiB */
-    /* Fault injection for tests, NULL otherwise: called before each piece; returns 0 to go on, -errno
-     * to fail it, or n > 0 to shorten it to n bytes (rounded down to the file's alignment). */
+    /* Fault injection for tests, NULL otherwise: called on an I/O thread before each piece and each
+     * continuation of one; returns 0 to go on, -errno to fail it, or n > 0 to shorten it to n bytes
+     * (rounded down to the file's alignment, but not to nothing). */
     long (*fault)(void *user, const sl_io_file *f, uint64_t offset, uint64_t length);
     void *fault_user;
 } sl_io_options;
@@ -71,7 +82,8 @@ bool sl_io_done(const sl_io_req *req); /* wait will not block */
 int sl_io_wait(sl_io *io, sl_io_req *req, sl_err *err);
 /* Waits until at least one of reqs[0..n) (entries may be NULL) is finished; returns its index. */
 size_t sl_io_wait_any(sl_io *io, sl_io_req *const *reqs, size_t n);
-/* Takes req back: dequeued if not started, else waited for. Its result does not matter. */
-void sl_io_cancel(sl_io *io, sl_io_req *req);
+/* Takes req back: what was not started is dequeued, the rest is waited for. Its result does not
+ * matter. Returns the bytes that were never asked of the drive. */
+uint64_t sl_io_cancel(sl_io *io, sl_io_req *req);
 
 #endif

@@ -1,0 +1,385 @@
+#include "store/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/num.h"
+#include "store/io_backend.h"
+
+enum { MAX_TRIES = 1000 }; /* interrupted reads in a row before the cause counts as an error */
+static const uint64_t PIECE = 1 << 20;
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static int64_t mtime_ns(const struct stat *st)
+{
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
+
+/* Switches fd to O_DIRECT if reads at SL_IO_ALIGN then work; 0 or -errno. Some file systems accept
+ * the flag and refuse the reads, so one is tried. */
+static int make_direct(int fd)
+{
+    if (fcntl(fd, F_SETFL, O_DIRECT) < 0)
+        return -errno;
+    int rc = 0;
+#ifdef STATX_DIOALIGN
+    struct statx sx;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 && (sx.stx_mask & STATX_DIOALIGN) &&
+        (sx.stx_dio_offset_align == 0 || sx.stx_dio_offset_align > SL_IO_ALIGN ||
+         sx.stx_dio_mem_align > SL_IO_ALIGN))
+        rc = -EINVAL;
+#endif
+    void *block = NULL;
+    if (rc == 0 && (rc = -posix_memalign(&block, SL_IO_ALIGN, SL_IO_ALIGN)) == 0 &&
+        pread(fd, block, SL_IO_ALIGN, 0) < 0 && errno == EINVAL)
+        rc = -EINVAL; /* any other failure is the first real read's to report */
+    free(block);
+    return rc;
+}
+
+int sl_io_file_open(sl_io_file *out, const char *path, bool direct, sl_err *err)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang us */
+    if (fd < 0)
+        return sl_fail(err, SL_EFORMAT, "%s: %s", path, strerror(errno));
+    int rc = 0;
+    char *name = NULL;
+    if (fstat(fd, &st) < 0)
+        rc = sl_fail(err, SL_EIO, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = sl_fail(err, SL_EFORMAT, "%s: not a regular file", path);
+    else if (!(name = strdup(path)))
+        rc = sl_fail(err, SL_EFAIL, "%s: out of memory", path);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    *out = (sl_io_file){ .fd = fd, .align = 1, .size = (uint64_t)st.st_size, .mtime_ns = mtime_ns(&st), .path = name };
+    const int why = direct ? make_direct(fd) : 0;
+    out->direct = direct && why == 0;
+    if (out->direct) {
+        out->align = SL_IO_ALIGN;
+        return 0;
+    }
+    fcntl(fd, F_SETFL, 0); /* without O_NONBLOCK, which io_uring takes as a wish to fail */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* what comes next is known here, not in the kernel */
+    out->drop = direct;
+    if (direct && !atomic_flag_test_and_set(&warned))
+        sl_log(SL_LOG_WARN, "io: %s: direct reads refused (%s), reading through the page cache", path, strerror(-why));
+    return 0;
+}
+
+void sl_io_file_close(sl_io_file *f)
+{
+    if (!f->path)
+        return;
+    close(f->fd);
+    free(f->path);
+    *f = (sl_io_file){ .fd = -1 };
+}
+
+int sl_io_file_unchanged(const sl_io_file *f, sl_err *err)
+{
+    struct stat st;
+    if (fstat(f->fd, &st) < 0)
+        return sl_fail(err, SL_EIO, "%s: %s", f->path, strerror(errno));
+    if ((uint64_t)st.st_size != f->size)
+        return sl_fail(err, SL_EIO, "%s: changed while in use: %lld bytes, was %llu", f->path,
+                       (long long)st.st_size, (unsigned long long)f->size);
+    if (mtime_ns(&st) != f->mtime_ns)
+        return sl_fail(err, SL_EIO, "%s: changed while in use: written to since it was opened", f->path);
+    return 0;
+}
+
+void sl_io_span(const sl_io_file *f, uint64_t offset, uint64_t n, uint64_t *begin, uint64_t *length, uint64_t *skip)
+{
+    *begin = sl_round_down(offset, f->align);
+    *skip = offset - *begin;
+    *length = sl_round_up(*skip + n, f->align);
+}
+
+uint64_t sl_io_span_max(uint64_t n) { return n ? sl_round_up(n + SL_IO_ALIGN - 1, SL_IO_ALIGN) : 0; }
+
+/* ---- scheduler ------------------------------------------------------------------------------ */
+
+struct sl_io {
+    pthread_mutex_t lock; /* guards the queues and the private part of every request in them or in flight */
+    pthread_cond_t work;  /* something was queued, or closing */
+    pthread_cond_t done;  /* a request finished */
+    struct { sl_io_req *head, *tail; } queue[SL_IO_CLASSES]; /* only a head can be partly handed out */
+    bool hungry;          /* a take that does not wait found nothing */
+    bool closing;
+    sl_io_options opt;
+    const sl_io_driver *driver;
+    void *backend;
+};
+
+int sl_io_thread(pthread_t *t, void *(*fn)(void *), void *arg)
+{
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 256 << 10);
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old);
+    const int rc = pthread_create(t, &attr, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return -rc;
+}
+
+static void unlink_req(sl_io *io, sl_io_req *req)
+{
+    sl_io_req *before = NULL;
+    for (sl_io_req *r = io->queue[req->class].head; r; before = r, r = r->next) {
+        if (r != req)
+            continue;
+        if (before)
+            before->next = r->next;
+        else
+            io->queue[req->class].head = r->next;
+        if (io->queue[req->class].tail == r)
+            io->queue[req->class].tail = before;
+        return;
+    }
+}
+
+/* Publishes req if nothing of it is left to do. The waiter may reuse it at once: last touch. */
+static void publish(sl_io *io, sl_io_req *req)
+{
+    if (req->pieces || (!req->error && req->submitted < req->length))
+        return;
+    atomic_store_explicit(&req->status, req->error, memory_order_release);
+    pthread_cond_broadcast(&io->done);
+}
+
+static void fail_req(sl_io *io, sl_io_req *req, int error)
+{
+    if (req->submitted < req->length)
+        unlink_req(io, req);
+    if (!req->error)
+        req->error = error;
+}
+
+static void finish(sl_io *io, const sl_io_piece *p, int error)
+{
+    sl_io_req *req = p->req;
+    if (req->file->drop)
+        posix_fadvise(req->file->fd, (off_t)p->offset, (off_t)p->length, POSIX_FADV_DONTNEED);
+    pthread_mutex_lock(&io->lock);
+    req->pieces--;
+    if (error)
+        fail_req(io, req, error);
+    publish(io, req);
+    pthread_mutex_unlock(&io->lock);
+}
+
+/* Sets what is asked for next; false when the fault hook failed the piece, which is then over. */
+static bool prepare(sl_io *io, sl_io_piece *p)
+{
+    p->ask = p->length - p->got;
+    if (!io->opt.fault)
+        return true;
+    const sl_io_file *f = p->req->file;
+    const long rc = io->opt.fault(io->opt.fault_user, f, p->offset + p->got, p->ask);
+    if (rc < 0) {
+        finish(io, p, (int)rc);
+        return false;
+    }
+    if (rc > 0)
+        p->ask = sl_min_u64(p->ask, sl_max_u64(sl_round_down((uint64_t)rc, f->align), f->align));
+    return true;
+}
+
+bool sl_io_take(sl_io *io, sl_io_piece *p, bool wait)
+{
+    do {
+        pthread_mutex_lock(&io->lock);
+        sl_io_req *req;
+        while (!(req = io->queue[SL_IO_DEMAND].head) && !(req = io->queue[SL_IO_STREAM].head) && wait && !io->closing)
+            pthread_cond_wait(&io->work, &io->lock);
+        if (req) {
+            *p = (sl_io_piece){ .req = req, .offset = req->offset + req->submitted,
+                                .length = sl_min_u64(req->length - req->submitted, io->opt.piece) };
+            req->pieces++;
+            req->submitted += p->length;
+            if (req->submitted == req->length)
+                unlink_req(io, req);
+        } else {
+            io->hungry = true;
+        }
+        pthread_mutex_unlock(&io->lock);
+        if (!req)
+            return false;
+    } while (!prepare(io, p));
+    return true;
+}
+
+bool sl_io_settle(sl_io *io, sl_io_piece *p, long result)
+{
+    if ((result == -EINTR || result == -EAGAIN) && p->tries++ < MAX_TRIES)
+        return true;
+    if (result < 0) {
+        finish(io, p, (int)result);
+        return false;
+    }
+    const sl_io_file *f = p->req->file;
+    const uint64_t have = p->got + (uint64_t)result, go_on = sl_round_down(have, f->align);
+    /* Going on from an aligned place is progress unless the end of the file was met. */
+    if (have < p->length && go_on > p->got && p->offset + have < f->size) {
+        p->got = go_on;
+        p->tries = 0;
+        return prepare(io, p);
+    }
+    const bool lacks = have < p->length && p->offset + have < p->req->offset + p->req->need;
+    finish(io, p, lacks ? -ENODATA : 0);
+    return false;
+}
+
+static int start(sl_io *io, const sl_io_driver *driver)
+{
+    io->driver = driver;
+    return driver->open(&io->backend, io, io->opt.depth ? io->opt.depth : driver->depth);
+}
+
+int sl_io_open(sl_io **out, const sl_io_options *opt, sl_err *err)
+{
+    sl_io *io = calloc(1, sizeof *io);
+    if (!io)
+        return sl_fail(err, SL_EFAIL, "io: out of memory");
+    io->opt = *opt;
+    if (!io->opt.piece)
+        io->opt.piece = PIECE;
+    sl_assert(io->opt.piece % SL_IO_ALIGN == 0 && io->opt.piece <= 1 << 30);
+    pthread_mutex_init(&io->lock, NULL);
+    pthread_cond_init(&io->work, NULL);
+    pthread_cond_init(&io->done, NULL);
+    int rc = start(io, opt->backend == SL_IO_PREAD ? &sl_io_pread : &sl_io_ring);
+    if (rc < 0 && opt->backend == SL_IO_AUTO) {
+        sl_log(SL_LOG_WARN, "io: io_uring refused (%s), reading by threads", strerror(-rc));
+        rc = start(io, &sl_io_pread);
+    }
+    if (rc < 0) {
+        rc = sl_fail(err, SL_EFAIL, "io: %s: %s", io->driver->name, strerror(-rc));
+        io->driver = NULL;
+        sl_io_close(io);
+        return rc;
+    }
+    *out = io;
+    return 0;
+}
+
+void sl_io_close(sl_io *io)
+{
+    if (!io)
+        return;
+    pthread_mutex_lock(&io->lock);
+    io->closing = true;
+    for (int c = 0; c < SL_IO_CLASSES; c++)
+        for (sl_io_req *req; (req = io->queue[c].head);) {
+            fail_req(io, req, -ECANCELED);
+            publish(io, req);
+        }
+    pthread_cond_broadcast(&io->work);
+    pthread_mutex_unlock(&io->lock);
+    if (io->driver)
+        io->driver->close(io->backend);
+    pthread_mutex_destroy(&io->lock);
+    pthread_cond_destroy(&io->work);
+    pthread_cond_destroy(&io->done);
+    free(io);
+}
+
+const char *sl_io_name(const sl_io *io) { return io->driver->name; }
+
+void sl_io_submit(sl_io *io, sl_io_req *req)
+{
+    const uint64_t align = req->file->align;
+    sl_assert((req->offset | req->length | (uintptr_t)req->buffer) % align == 0 && req->need <= req->length);
+    req->next = NULL;
+    req->submitted = 0;
+    req->pieces = 0;
+    req->error = 0;
+    atomic_store_explicit(&req->status, req->length ? 1 : 0, memory_order_relaxed);
+    if (!req->length)
+        return;
+    pthread_mutex_lock(&io->lock);
+    if (io->queue[req->class].tail)
+        io->queue[req->class].tail->next = req;
+    else
+        io->queue[req->class].head = req;
+    io->queue[req->class].tail = req;
+    const bool wake = io->hungry && io->driver->wake;
+    io->hungry = false;
+    pthread_cond_broadcast(&io->work);
+    pthread_mutex_unlock(&io->lock);
+    if (wake)
+        io->driver->wake(io->backend);
+}
+
+bool sl_io_done(const sl_io_req *req)
+{
+    return atomic_load_explicit(&req->status, memory_order_acquire) <= 0;
+}
+
+size_t sl_io_wait_any(sl_io *io, sl_io_req *const *reqs, size_t n)
+{
+    for (size_t i = 0; i < n; i++) /* without the lock where nothing has to be waited for */
+        if (reqs[i] && sl_io_done(reqs[i]))
+            return i;
+    size_t found = n;
+    pthread_mutex_lock(&io->lock);
+    for (;;) {
+        size_t waiting = 0;
+        for (size_t i = 0; i < n && found == n; i++) {
+            waiting += reqs[i] != NULL;
+            if (reqs[i] && sl_io_done(reqs[i]))
+                found = i;
+        }
+        if (found < n)
+            break;
+        sl_assert(waiting); /* else this would never return */
+        pthread_cond_wait(&io->done, &io->lock);
+    }
+    pthread_mutex_unlock(&io->lock);
+    return found;
+}
+
+int sl_io_wait(sl_io *io, sl_io_req *req, sl_err *err)
+{
+    sl_io_wait_any(io, &req, 1);
+    const int status = atomic_load_explicit(&req->status, memory_order_relaxed);
+    const char *path = req->file->path;
+    struct stat st;
+    if (status == 0)
+        return 0;
+    if (status == -ENODATA && fstat(req->file->fd, &st) == 0)
+        return sl_fail(err, SL_EIO, "%s: file is %lld bytes, needed %llu: truncated?", path,
+                       (long long)st.st_size, (unsigned long long)(req->offset + req->need));
+    return sl_fail(err, SL_EIO, "%s: reading %llu bytes at offset %llu: %s", path,
+                   (unsigned long long)req->need, (unsigned long long)req->offset, strerror(-status));
+}
+
+uint64_t sl_io_cancel(sl_io *io, sl_io_req *req)
+{
+    if (sl_io_done(req))
+        return 0;
+    pthread_mutex_lock(&io->lock);
+    if (!sl_io_done(req)) {
+        if (req->submitted < req->length)
+            fail_req(io, req, -ECANCELED);
+        publish(io, req);
+    }
+    while (!sl_io_done(req))
+        pthread_cond_wait(&io->done, &io->lock);
+    pthread_mutex_unlock(&io->lock);
+    return req->length - req->submitted;
+}
