@@ -11,6 +11,12 @@ static const struct {
     unsigned cpu;
     const sl_kernels *table;
 } variants[] = { /* best first */
+#if defined(__x86_64__)
+    { SL_CPU_AVX512, &sl_kernels_avx512 },
+    { SL_CPU_AVX2, &sl_kernels_avx2 },
+#elif defined(__aarch64__)
+    { SL_CPU_NEON, &sl_kernels_neon },
+#endif
     { 0, &sl_kernels_scalar },
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
