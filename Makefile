@@ -89,7 +89,7 @@ RUN_CONFIG = $(or $(RUN.$(CONFIG)),$(RUN))
 NEEDS.clang := clang
 NEEDS.arm64 := aarch64-linux-gnu-gcc qemu-aarch64
 
-tests: $(TEST_BIN) $(REPLAY) $(if $(filter arm64,$(CONFIG)),,all)
+tests: $(TEST_BIN) $(REPLAY) $(if $(filter model,$(PARTS)),all)
 tests-list:
 	@echo $(RUN_CONFIG)
 check: tests
