@@ -538,7 +538,7 @@ static void simd_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict
 
 #define SIMD_TABLE(set)                                                                            \
     {                                                                                              \
-        .name = set, .mm_bf16 = simd_mm_bf16, .mm_f32 = simd_mm_f32, .mm_mxfp4 = simd_mm_mxfp4,    \
+        .name = (set), .mm_bf16 = simd_mm_bf16, .mm_f32 = simd_mm_f32, .mm_mxfp4 = simd_mm_mxfp4,    \
         .tmm_bf16 = simd_tmm_bf16, .row_sum = simd_row_sum, .dot = simd_dot, .sum = simd_sum,      \
         .max = simd_max, .add = simd_add, .mul = simd_mul, .scale = simd_scale,                    \
         .widen_bf16 = simd_widen_bf16, .exp = simd_exp, .tanh = simd_tanh,                         \
