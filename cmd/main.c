@@ -13,6 +13,8 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
+    { "tokenize", cmd_tokenize, "Text to token ids" },
+    { "detokenize", cmd_detokenize, "Token ids to text" },
     { NULL, NULL, NULL },
 };
 
