@@ -326,13 +326,15 @@ const char *cmd_bytes(char buf[32], uint64_t n)
     return buf;
 }
 
+const char *const cmd_io_choices[] = { "auto", "uring", "pread", NULL }; /* as enum sl_io_backend */
+
 /* ---- options -------------------------------------------------------------------------------- */
 
 static int verbose, quiet; /* only their addresses are used */
 static const cmd_option shared[] = {
-    { "--verbose", "-v", CMD_FLAG, &verbose, NULL, "Log more; give it twice for still more", NULL },
-    { "--quiet", "-q", CMD_FLAG, &quiet, NULL, "Log errors only; give it twice for nothing", NULL },
-    { "--help", "-h", CMD_FLAG, NULL, NULL, "Print this help", NULL },
+    { "--verbose", "-v", CMD_FLAG, &verbose, NULL, "log more; repeatable", NULL },
+    { "--quiet", "-q", CMD_FLAG, &quiet, NULL, "log errors only; twice: nothing", NULL },
+    { "--help", "-h", CMD_FLAG, NULL, NULL, "print this help", NULL },
     { NULL, NULL, CMD_FLAG, NULL, NULL, NULL, NULL },
 };
 
@@ -467,8 +469,8 @@ static int set_value(const cmd_spec *spec, const cmd_option *o, const char *valu
         *(uint64_t *)o->value = v;
         return 0;
     case CMD_SIZE:
-        if (!cmd_parse_size(value, o->value))
-            return usage(spec, "%s: '%s' is not a size (such as 8G, 512MiB, 1.5G or 1000)", o->name,
+        if (!cmd_parse_size(value, o->value) || *(uint64_t *)o->value == 0)
+            return usage(spec, "%s: '%s' is not a size above 0 (such as 8G, 512MiB, 1.5G or 1000)", o->name,
                          value);
         return 0;
     case CMD_FLOAT:

@@ -36,10 +36,10 @@ static int print_help(void)
     for (const struct command *c = commands; c->name; c++)
         printf("  %-12s %s\n", c->name, c->summary);
     printf("\nOptions:\n"
-           "  -v, --verbose  Log more (before or after the command); repeat for still more\n"
-           "  -q, --quiet    Log errors only; give it twice for nothing\n"
-           "  -h, --help     Print this help\n"
-           "      --version  Print the version\n\n"
+           "  -v, --verbose  log more, before or after the command; repeatable\n"
+           "  -q, --quiet    log errors only; twice: nothing\n"
+           "  -h, --help     print this help\n"
+           "      --version  print the version\n\n"
            "Any other name is looked for as a program sluice-NAME beside this one, then on the PATH.\n"
            "Environment: SL_LOG (error, warn, info, debug, trace), SL_CPU (scalar, avx2, avx512, neon).\n"
            "Exit status: 0 done, 1 failure, 2 usage, 3 invalid model or file, 4 weights unreadable,\n"

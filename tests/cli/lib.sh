@@ -46,3 +46,38 @@ expect_refusal() { # STATUS TEXT
 }
 # Names of the built-in commands.
 commands() { "$sluice" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'; }
+
+# ---- models, good and bad -------------------------------------------------------------------
+golden=tests/data/golden/tiny-k3-b
+# le64 N: the eight bytes of N, least significant first
+le64() {
+    n=$1
+    for _ in 1 2 3 4 5 6 7 8; do
+        # shellcheck disable=SC2059
+        printf "\\$(printf %03o $((n & 255)))"
+        n=$((n >> 8 & 0x00ffffffffffffff))
+    done
+}
+# shard FILE HEADER BYTES: a safetensors file with this header and as many zero bytes of data
+shard() {
+    { le64 ${#2} && printf %s "$2" && head -c "$3" /dev/zero; } >"$1"
+}
+# fresh_model: a new writable copy of the small golden model in $model
+fresh_model() {
+    model=$tmp/model
+    rm -rf "$model"
+    cp -r $golden "$model"
+    chmod -R u+w "$model"
+}
+# one_shard HEADER BYTES: the model's shards and index replaced by one made of these
+one_shard() {
+    fresh_model
+    rm "$model"/*.safetensors "$model"/*.index.json
+    shard "$model/model.safetensors" "$1" "$2"
+}
+# edit FILE SED-EXPRESSION: changes a file of $model; the change must take
+edit() {
+    cp "$model/$1" "$tmp/before"
+    sed -i "$2" "$model/$1"
+    cmp -s "$tmp/before" "$model/$1" && { what="edit $1 $2"; bad "changed nothing"; }
+}

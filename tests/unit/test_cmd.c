@@ -115,6 +115,7 @@ static void refuses(void)
         { "run m --temperature 1,5", "finite" },
         { "run m --temperature=", "finite" },
         { "run m --ram 8X", "is not a size" },
+        { "run m --ram 0", "is not a size above 0" },
         { "run m --special maybe", "'maybe' is none of allow, refuse" },
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
