@@ -9,8 +9,8 @@
 #include "base/num.h"
 
 /* A header in front of each block says how to give it back. One cache line for small blocks; a
- * whole page for mapped ones, so that what follows is aligned for O_DIRECT. */
-enum { SMALL_HEAD = 64, MAP_HEAD = 4096 };
+ * whole page for those from a page up, so that what follows is aligned for O_DIRECT. */
+enum { SMALL_HEAD = 64, PAGE_HEAD = 4096 };
 static const uint64_t MAP_FROM = 1 << 20, HUGE_FROM = 4 << 20, HUGE_PAGE = 2 << 20;
 
 typedef struct {
@@ -117,8 +117,8 @@ const char *sl_mem_class_name(sl_mem_class c)
 uint64_t sl_mem_size(uint64_t n)
 {
     if (n < MAP_FROM)
-        return n + SMALL_HEAD;
-    return sl_round_up(n + MAP_HEAD, n < HUGE_FROM ? 4096 : HUGE_PAGE);
+        return n + (n < PAGE_HEAD ? SMALL_HEAD : PAGE_HEAD);
+    return sl_round_up(n + PAGE_HEAD, n < HUGE_FROM ? 4096 : HUGE_PAGE);
 }
 
 static void *map_block(uint64_t size, void **base, uint64_t *map_size)
@@ -152,15 +152,15 @@ void *sl_mem_alloc(sl_budget *b, sl_mem_class c, uint64_t n)
             return NULL;
     }
     block_head head = { .budget = b, .counted = size, .class = c };
-    uint64_t head_size = SMALL_HEAD;
+    const uint64_t head_size = n < PAGE_HEAD ? SMALL_HEAD : PAGE_HEAD;
     char *p;
     if (n >= MAP_FROM) {
-        head_size = MAP_HEAD;
         p = map_block(size, &head.base, &head.map_size);
     } else {
-        p = aligned_alloc(64, sl_round_up(size, 64));
+        const uint64_t whole = sl_round_up(size, head_size);
+        p = aligned_alloc(head_size, whole);
         if (p)
-            memset(p, 0, sl_round_up(size, 64));
+            memset(p, 0, whole);
         head.base = p;
     }
     if (!p) {

@@ -37,8 +37,8 @@ void sl_budget_freeze(sl_budget *b);
 void sl_budget_thaw(sl_budget *b);
 const char *sl_mem_class_name(sl_mem_class c);
 
-/* Zeroed memory, 64-byte aligned; from 1 MiB up page-aligned and in whole pages (2 MiB pages from
- * 4 MiB up), what sl_mem_size says is what is counted. NULL when the budget or the system refuses,
+/* Zeroed memory, 64-byte aligned, from 4 KiB up 4 KiB aligned (for O_DIRECT), from 1 MiB up in whole
+ * pages (2 MiB pages from 4 MiB up); what sl_mem_size says is what is counted. NULL when the budget or the system refuses,
  * or for n = 0. b may be NULL for memory that a program keeps outside any budget. */
 void *sl_mem_alloc(sl_budget *b, sl_mem_class c, uint64_t n);
 void sl_mem_free(void *p); /* NULL is fine; gives back to the budget it came from */
