@@ -30,7 +30,7 @@ struct sl_trunk {
     sl_trunk_matrix *matrices;
     chunk_info *chunks;
     uint32_t n_chunks, n_layers; /* all; those before the head */
-    uint8_t *ring_block, *ring, *resident_block, *resident;
+    uint8_t *ring, *resident;
     /* The ring is a FIFO of bytes without a wrap inside a buffer: live buffers lie in [head, tail), or
      * in [head, size) and [0, tail) after a wrap. head == tail with live buffers means full. */
     uint64_t ring_size, ring_head, ring_tail;
@@ -87,10 +87,9 @@ static bool walk_next(walk *w, chunk_info *c)
 /* Memory a chunk takes in the ring or among the residents. */
 static uint64_t room(const chunk_info *c) { return sl_round_up(c->length, SL_IO_ALIGN); }
 
-/* Small allocations are not aligned for direct reads, so each asks for the unit on top. */
-static uint64_t block_size(uint64_t n) { return n ? sl_mem_size(n + SL_IO_ALIGN) : 0; }
+static uint64_t block_size(uint64_t n) { return n ? sl_mem_size(n) : 0; }
 
-/* The most aligned bytes that an allocation counted as `memory` can hold. */
+/* The most bytes in whole units that an allocation counted as `memory` can hold. */
 static uint64_t block_room(uint64_t memory)
 {
     uint64_t low = 0, high = memory / SL_IO_ALIGN; /* in units; low fits */
@@ -199,13 +198,12 @@ void sl_trunk_reads(const sl_trunk *t, uint64_t *layers, uint64_t *head)
 
 /* ---- open and close ------------------------------------------------------------------------- */
 
-static uint8_t *open_block(sl_budget *b, sl_mem_class class, uint64_t n, uint8_t **block)
+/* From a page up allocations are aligned for direct reads. */
+static uint8_t *open_block(sl_budget *b, sl_mem_class class, uint64_t n)
 {
-    *block = sl_mem_alloc(b, class, n + SL_IO_ALIGN);
-    if (!*block)
-        return NULL;
-    uint8_t *p = *block + (sl_round_up((uintptr_t)*block, SL_IO_ALIGN) - (uintptr_t)*block);
-    sl_mem_touch(p, n);
+    uint8_t *p = sl_mem_alloc(b, class, n);
+    if (p)
+        sl_mem_touch(p, n);
     return p;
 }
 
@@ -241,13 +239,13 @@ int sl_trunk_open(sl_trunk **out, const sl_trunk_options *opt, sl_err *err)
     }
     memcpy(t->matrices, opt->matrices, opt->n_matrices * sizeof *t->matrices);
     list_chunks(t, opt, &s);
-    if (s.used && !(t->resident = open_block(opt->budget, SL_MEM_TRUNK, s.used, &t->resident_block))) {
+    if (s.used && !(t->resident = open_block(opt->budget, SL_MEM_TRUNK, s.used))) {
         sl_trunk_close(t);
         return sl_fail(err, SL_EBUDGET, "trunk: no room for %llu resident bytes", (unsigned long long)block_size(s.used));
     }
     t->ring_size = s.used < s.total ? block_room(opt->ring_bytes) : 0;
     if (s.used < s.total && (opt->ring_bytes < sizes.ring_min ||
-                             !(t->ring = open_block(opt->budget, SL_MEM_RING, t->ring_size, &t->ring_block)))) {
+                             !(t->ring = open_block(opt->budget, SL_MEM_RING, t->ring_size)))) {
         sl_trunk_close(t);
         return sl_fail(err, SL_EBUDGET, "trunk: no room for a ring of %llu bytes, %llu is the least",
                        (unsigned long long)opt->ring_bytes, (unsigned long long)sizes.ring_min);
@@ -276,8 +274,8 @@ void sl_trunk_close(sl_trunk *t)
         return;
     if (t->flights)
         drop_flights(t);
-    sl_mem_free(t->ring_block);
-    sl_mem_free(t->resident_block);
+    sl_mem_free(t->ring);
+    sl_mem_free(t->resident);
     sl_mem_free(t->flights);
     sl_mem_free(t->chunks);
     sl_mem_free(t->matrices);
