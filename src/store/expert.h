@@ -4,6 +4,10 @@
  * unsummed; whether they come from cache, drive or (later) another machine is decided here. An expert
  * call is a pure function of its input vector and its weights.
  *
+ * Each layer keeps the experts it used last, up to its share of the cache slots: a pass visits the layers
+ * in turn, so one list over all layers would hold none of the next one's. What stays does not depend
+ * on the order in which reads arrive: the calls of a batch count as used in the order given.
+ *
  * Owns: slot memory (SL_MEM_INFLIGHT, SL_MEM_CACHE), residency, counters.
  * Threads: engine thread; the arithmetic is split over the pool.
  * Invariant: a slot in use or being read is never evicted. */
@@ -40,34 +44,40 @@ typedef struct {
 
 typedef struct sl_expert_store sl_expert_store;
 
-/* For the planner: bytes of one slot, of the scratch (SL_MEM_SCRATCH) for max_calls pairs, and the
- * bytes one expert costs to read (the largest over all experts). */
-typedef struct { uint64_t slot, scratch, read; } sl_expert_sizes;
+/* For the planner: bytes of one slot (n of them are one allocation: sl_mem_size(n * slot)); memory for
+ * max_calls pairs (SL_MEM_SCRATCH) and for bookkeeping (SL_MEM_INDEX) as counted by the accountant, whatever
+ * the slots; and the bytes one expert costs to read (the largest over all experts). Only files, places,
+ * layers, experts, latent, width and max_calls are looked at. SL_EFORMAT when a tensor is not within its file. */
+typedef struct { uint64_t slot, scratch, index, read; } sl_expert_sizes;
 int sl_expert_measure(sl_expert_sizes *out, const sl_expert_options *opt, sl_err *err);
+uint64_t sl_expert_scratch(const sl_expert_options *opt); /* the scratch alone: quick, does not walk the experts */
 
 int sl_expert_open(sl_expert_store **out, const sl_expert_options *opt, sl_err *err);
 void sl_expert_close(sl_expert_store *s); /* NULL is fine */
 
-/* One expert and the tokens that chose it. Calls of a batch come in ascending expert index. */
+/* One expert and the tokens that chose it. Calls of a batch come in ascending expert index, one for each. */
 typedef struct {
     uint32_t expert;
-    uint32_t n;             /* tokens */
+    uint32_t n;             /* tokens, >= 1 */
     const uint32_t *tokens; /* ascending rows of the input, borrowed until run returns */
     float *const *out;      /* out[i]: where token i's result goes, [latent]; borrowed likewise */
 } sl_expert_call;
 
-/* Starts the reads of a batch as soon as the router has chosen; returns at once. */
+/* Starts the reads of a batch as soon as the router has chosen; returns at once. `calls` is borrowed
+ * until run returns. A batch begun before and not run is dropped. */
 void sl_expert_begin(sl_expert_store *s, uint32_t layer, const sl_expert_call *calls, size_t n_calls);
 /* Runs the batch begun last on z [tokens][ldz], resident experts first, the others as they arrive.
  * SL_EIO on a failed read, SL_EFORMAT naming the tensor when a weight is not finite ("not finite"
- * products of finite weights are SL_EFAIL). Messages name layer-local position; the caller's
- * `name` callback in sl_expert_names makes them say the tensor's own name. */
+ * products of finite weights are SL_EFAIL); the batch is over then too, outputs are not to be used.
+ * Messages name layer-local position; the caller's `name` callback in sl_expert_names makes them say
+ * the tensor's own name. */
 int sl_expert_run(sl_expert_store *s, const float *z, size_t ldz, sl_err *err);
 
 /* Maps (MoE layer, expert, tensor) to its name in the checkpoint, for messages. */
 typedef void sl_expert_name_fn(void *user, uint32_t layer, uint32_t expert, int tensor, char *buf, size_t size);
 void sl_expert_names(sl_expert_store *s, sl_expert_name_fn *fn, void *user);
 
+/* Bytes asked of the drive; experts called for, and of them those that were resident. */
 typedef struct { uint64_t bytes, requests, hits; } sl_expert_counts;
 sl_expert_counts sl_expert_count(const sl_expert_store *s);
 

@@ -9,7 +9,7 @@
 
 static uint64_t rng_state;
 
-static uint64_t rng(void) /* splitmix64 */
+static inline uint64_t rng(void) /* splitmix64 */
 {
     uint64_t z = rng_state += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -20,7 +20,7 @@ static uint64_t rng(void) /* splitmix64 */
 static inline uint64_t rng_below(uint64_t n) { return rng() % n; }
 
 /* Seeds from SL_SEED or the clock and says which. */
-static void rng_seed(void)
+static inline void rng_seed(void)
 {
     const char *s = getenv("SL_SEED");
     rng_state = s ? strtoull(s, NULL, 0) : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
@@ -36,7 +36,7 @@ static inline void *aligned(size_t n)
 }
 
 /* Writes data to a new file under TMPDIR, else build/; its path in `path`. */
-static void temp_file(char path[256], const void *data, size_t n)
+static inline void temp_file(char path[256], const void *data, size_t n)
 {
     const char *dir = getenv("TMPDIR");
     if (!dir)
