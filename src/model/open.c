@@ -100,13 +100,8 @@ static uint64_t scratch_size(const void *user, uint32_t context, uint32_t chunk)
     const sizing *s = user;
     (void)context; /* attention works in blocks of positions: its scratch does not grow with them */
     const pass_sizes p = measure_pass(s->c, chunk, s->threads, s->all_logits);
-    uint64_t experts = 0;
-    sl_expert_sizes sizes;
-    if (s->b->experts) {
-        const sl_expert_options opt = expert_options(s->b, chunk * s->c->top_k);
-        experts = sl_expert_measure(&sizes, &opt, NULL) < 0 ? UINT64_MAX / 4 : sizes.scratch;
-    }
-    return pass_bytes(&p) + experts;
+    const sl_expert_options opt = expert_options(s->b, chunk * s->c->top_k);
+    return pass_bytes(&p) + (s->b->experts ? sl_expert_scratch(&opt) : 0);
 }
 
 static uint64_t tables_size(const sl_config *c)
@@ -134,7 +129,7 @@ static int make_plan(sl_plan *plan, uint32_t *slots, const sl_binding *b, const 
         return rc;
     sl_plan_input in = {
         .budget = opt->ram, .context = opt->context, .prefill_chunk = opt->prefill_chunk, .threads = opt->threads,
-        .index = index + floats(sl_vectors_floats(c)) + tables_size(c),
+        .index = index + floats(sl_vectors_floats(c)) + tables_size(c) + trunk.index + expert.index,
         .ring_min = trunk.ring_min, .ring_want = RING_WANT, .trunk_all = trunk.resident_all,
         .slot = expert.slot, .slots_want = SLOTS_WANT, .experts = (uint64_t)(c->layers - c->dense_layers) * c->experts,
         .state = state_size, .scratch = scratch_size, .user = &s,
