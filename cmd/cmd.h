@@ -72,6 +72,15 @@ void cmd_log_adjust(int delta);
 int cmd_log_level(void); /* SL_LOG_*, or -1: silent */
 bool cmd_log_named(const char *name); /* "error" to "trace"; false: no such level */
 
+/* The options of every command that opens an engine; o: a sl_options, backend: an int for --io. */
+extern const char *const cmd_io_choices[];
+#define CMD_ENGINE_OPTIONS(o, backend)                                                                       \
+    { "--ram", NULL, CMD_SIZE, &(o).ram_bytes, "SIZE", "limit of resident memory (default 90 % of what is free)", NULL }, \
+    { "--ctx", NULL, CMD_U32, &(o).context, "N", "positions the sequence can grow to", NULL },                 \
+    { "--threads", NULL, CMD_U32, &(o).threads, "N", "compute threads (default: one per CPU)", NULL },         \
+    { "--prefill-chunk", NULL, CMD_U32, &(o).prefill_chunk, "N", "prompt tokens per pass over the weights", NULL }, \
+    { "--io", NULL, CMD_CHOICE, &(backend), "WAY", "how weights are read: auto, uring, pread", cmd_io_choices }
+
 int cmd_run(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);

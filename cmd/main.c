@@ -13,6 +13,10 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
+    { "run", cmd_run, "Text in, text out, under a RAM budget" },
+    { "plan", cmd_plan, "What a budget is spent on and what a token reads" },
+    { "logits", cmd_logits, "The model's raw output, to compare" },
+    { "synth", cmd_synth, "A synthetic checkpoint in the released layout" },
     { "tokenize", cmd_tokenize, "Text to token ids" },
     { "detokenize", cmd_detokenize, "Token ids to text" },
     { NULL, NULL, NULL },

@@ -37,23 +37,20 @@ static residual_layout layout(const sl_config *c)
     return (residual_layout){ .stride = (snapshots + 1) * c->hidden, .sum_at = snapshots * c->hidden, .hidden = c->hidden };
 }
 
-/* One token's mixture of `bank` snapshots and the running sum: spec 3.3, MIX. `weight` is norm * proj. */
-static void mix(const sl_model *m, const float *sources, uint32_t bank, const float *weight, float *out)
+void sl_mix(const sl_kernels *k, const float *bank, uint32_t n, const float *sum, const float *weight, float eps,
+            size_t hidden, float *out)
 {
-    const sl_kernels *k = m->k;
-    const sl_config *c = &m->bind.config;
-    const residual_layout lay = layout(c);
     float score[SL_LAYERS_MAX + 1];
-    for (uint32_t i = 0; i <= bank; i++) {
-        const float *s = sources + (i < bank ? i * lay.hidden : lay.sum_at);
-        const float r = 1.0f / sqrtf(k->dot(s, s, lay.hidden) / (float)lay.hidden + c->eps);
-        score[i] = k->dot(weight, s, lay.hidden) * r;
+    for (uint32_t i = 0; i <= n; i++) {
+        const float *s = i < n ? bank + i * hidden : sum;
+        const float r = 1.0f / sqrtf(k->dot(s, s, hidden) / (float)hidden + eps);
+        score[i] = k->dot(weight, s, hidden) * r;
     }
-    const float sum = k->exp_sum(score, score, k->max(score, bank + 1), bank + 1);
-    k->scale(score, score, 1.0f / sum, bank + 1);
-    memset(out, 0, lay.hidden * sizeof *out);
-    k->row_sum(out, score, sources, lay.hidden, bank, lay.hidden);
-    k->row_sum(out, score + bank, sources + lay.sum_at, lay.hidden, 1, lay.hidden);
+    const float total = k->exp_sum(score, score, k->max(score, n + 1), n + 1);
+    k->scale(score, score, 1.0f / total, n + 1);
+    memset(out, 0, hidden * sizeof *out);
+    k->row_sum(out, score, bank, hidden, n, hidden);
+    k->row_sum(out, score + n, sum, hidden, 1, hidden);
 }
 
 typedef struct {
@@ -82,7 +79,8 @@ static void run_input(void *arg, size_t begin, size_t end, unsigned thread)
         const float *sources = m->residual + t * lay.stride;
         float *out = m->mixed + t * lay.hidden;
         if (j->bank)
-            mix(m, sources, j->bank, sl_vector(m, j->layer, j->res), out);
+            sl_mix(m->k, sources, j->bank, sources + lay.sum_at, sl_vector(m, j->layer, j->res), m->bind.config.eps,
+                   lay.hidden, out);
         else
             memcpy(out, sources + lay.sum_at, lay.hidden * sizeof *out);
         if (!m->probe)

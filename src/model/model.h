@@ -61,6 +61,7 @@ typedef struct sl_model {
     float *mixed;            /* [chunk][hidden]: the mixture, then normed: input of a sub-layer */
     float *output;           /* [chunk][hidden]: of a sub-layer */
     float *logits;           /* [vocab], or [chunk][vocab] with all_logits */
+    uint32_t last_row;       /* of logits with all_logits: the last position's */
     uint8_t *embed_buffer;   /* [chunk] spans of one embedding row */
     sl_io_req *embed_req;    /* [chunk] */
     uint64_t embed_bytes;    /* read so far */
@@ -133,6 +134,9 @@ int sl_dense(sl_model *m, uint32_t layer, const float *x, float *y, size_t token
 size_t sl_dense_floats(const sl_config *c, size_t tokens);
 /* Top-k of score + bias, ties to the lower index; ids ascending; weights spec 3.6. Pure. */
 void sl_route(const sl_config *c, const float *score, const float *bias, uint32_t *ids, float *weights);
+/* The mixture of n snapshots [n][hidden] and the running sum: spec 3.3, MIX. weight is norm * proj. Pure. */
+void sl_mix(const sl_kernels *k, const float *bank, uint32_t n, const float *sum, const float *weight, float eps,
+            size_t hidden, float *out);
 /* Norms that refuse an input whose sum of squares overflows, naming the layer and the kind of norm. */
 int sl_norm(const sl_model *m, uint32_t layer, sl_kind norm, const float *x, float *y, float eps, size_t n, sl_err *err);
 
