@@ -140,7 +140,7 @@ unsigned sl_kind_shape(const sl_config *c, sl_kind k, uint64_t dim[3])
 
 uint64_t sl_kind_elements(const sl_config *c, sl_kind k)
 {
-    uint64_t dim[3], n = 1; /* three values below 2^25 each and one of them tiny: no overflow */
+    uint64_t dim[3], n = 1; /* values up to SL_DIM_MAX, one of any three tiny: no overflow */
     const unsigned dims = sl_kind_shape(c, k, dim);
     for (unsigned i = 0; i < dims; i++)
         n *= dim[i];
@@ -267,7 +267,11 @@ static int bind_tensor(void *user, const sl_tensor *t, sl_err *err)
     else
         rc = bind_kind(b, t, SL_NO_LAYER, name, err);
     if (rc == 0) {
+        uint64_t elements = 1; /* no more than the tensor's bytes, which the walk has checked */
+        for (unsigned i = 0; i < t->n_dims; i++)
+            elements *= t->dim[i];
         b->other_tensors++;
+        b->other_elements += elements;
         b->other_bytes += t->bytes;
     }
     return rc < 0 ? rc : 0;

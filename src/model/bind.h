@@ -54,7 +54,7 @@ typedef struct {
     sl_shards shards;
     sl_place *place;          /* [layers + 1][SL_KINDS]; the model's own tensors in the last row */
     sl_expert_place *experts; /* [layers - dense_layers][experts] */
-    uint64_t other_tensors, other_bytes; /* not part of the text model (vision), passed over */
+    uint64_t other_tensors, other_elements, other_bytes; /* not part of the text model (vision), passed over */
 } sl_binding;
 
 static inline const sl_place *sl_binding_place(const sl_binding *b, uint32_t layer, sl_kind k)

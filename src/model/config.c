@@ -132,6 +132,14 @@ static void read_layer_map(reader *r, sl_config *c)
                             r->file, r->where, l + 1);
 }
 
+/* Widths that are products must stay in range as well. `keys` names the factors. */
+static void check_width(reader *r, const char *keys, uint64_t width)
+{
+    if (r->rc == 0 && width > SL_DIM_MAX)
+        r->rc = sl_fail(r->err, SL_EFORMAT, "%s: %s%s: found a width of %llu together, expected at most %d", r->file,
+                        r->where, keys, (unsigned long long)width, SL_DIM_MAX);
+}
+
 static void read_linear_attention(reader *outer, sl_config *c)
 {
     const json_t *obj = find(outer, "linear_attn_config");
@@ -142,6 +150,10 @@ static void read_linear_attention(reader *outer, sl_config *c)
     reader r = { .obj = obj, .file = outer->file, .where = "linear_attn_config.", .err = outer->err, .rc = outer->rc };
     get_u32(&r, "num_heads", &c->kda_heads);
     get_u32(&r, "head_dim", &c->kda_dim);
+    check_width(&r, "num_heads, head_dim", (uint64_t)c->kda_heads * c->kda_dim);
+    if (r.rc == 0 && c->kda_heads > c->kda_dim) /* A_log has one value a head in head_dim places */
+        r.rc = sl_fail(r.err, SL_EFORMAT, "%s: %snum_heads: found %u, expected at most head_dim, %u", r.file, r.where,
+                       c->kda_heads, c->kda_dim);
     get_u32_range(&r, "short_conv_kernel_size", &c->conv_taps, 2, SL_TAPS_MAX);
     if (!find(&r, "gate_lower_bound"))
         refuse(&r, "gate_lower_bound", NULL, "a number: the softplus decay of older models is not supported");
@@ -163,6 +175,7 @@ static void read_moe(reader *r, sl_config *c)
         get_u32_range(r, "num_experts_per_token", &c->top_k, 1, c->experts);
     get_u32_range(r, "num_shared_experts", &c->shared_experts, 0, 1024);
     get_u32(r, "moe_intermediate_size", &c->moe_intermediate);
+    check_width(r, "num_shared_experts, moe_intermediate_size", (uint64_t)c->shared_experts * c->moe_intermediate);
     c->latent = c->hidden;
     c->latent_projection = find(r, "routed_expert_hidden_size") != NULL;
     if (c->latent_projection)
@@ -190,6 +203,11 @@ static void read_mla(reader *r, sl_config *c)
     get_u32(r, "qk_nope_head_dim", &c->nope);
     get_u32(r, "qk_rope_head_dim", &c->rope);
     get_u32(r, "v_head_dim", &c->v_dim);
+    if (r->rc == 0) {
+        check_width(r, "num_attention_heads, qk_nope_head_dim, qk_rope_head_dim", (uint64_t)c->heads * (c->nope + c->rope));
+        check_width(r, "num_attention_heads, qk_nope_head_dim, v_head_dim", (uint64_t)c->heads * (c->nope + c->v_dim));
+        check_width(r, "kv_lora_rank, qk_rope_head_dim", (uint64_t)c->kv_lora + c->rope);
+    }
     get_bool_or(r, "mla_use_output_gate", &c->mla_gate, false);
     bool nope = true;
     get_bool(r, "mla_use_nope", &nope);

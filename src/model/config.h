@@ -11,7 +11,7 @@ enum {
     SL_LAYERS_MAX = 1024,
     SL_EXPERTS_MAX = 65535,
     SL_ALL_EXPERTS_MAX = 1 << 20, /* layers x experts: a bound on the index */
-    SL_DIM_MAX = 1 << 24, /* any width or vocabulary */
+    SL_DIM_MAX = 1 << 20, /* any width, also of all heads together, or vocabulary: no sum of sizes overflows */
     SL_TAPS_MAX = 8,
 };
 

@@ -9,9 +9,10 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 #include "base/num.h"
 
-enum { INDEX_BUFFER = 1 << 20, FILE_NAME_MAX = 255 };
+enum { INDEX_BUFFER = 1 << 20, READ_AHEAD = 1 << 20, FILE_NAME_MAX = 255 };
 static const uint64_t INDEX_MAX = 1u << 30; /* bytes of model.safetensors.index.json */
 
 /* ---- a JSON reader for the two files that are too large for a document tree ------------------ */
@@ -165,10 +166,22 @@ static size_t escape(json *j, char *p)
     return put_utf8(p, u);
 }
 
+/* Bytes of buf[pos..len) that stand for themselves in a string. */
+static size_t plain_run(const json *j)
+{
+    size_t k = j->pos;
+    for (; k < j->len; k++) {
+        const unsigned char c = (unsigned char)j->buf[k];
+        if (c < 0x20 || c == '"' || c == '\\')
+            break;
+    }
+    return k - j->pos;
+}
+
 /* A string into out (room for max + 5), NUL-terminated; out NULL: skipped, any length. */
 static int string(json *j, char *out, size_t max, size_t *len)
 {
-    char scratch[8] = "";
+    char scratch[8];
     size_t n = 0;
     if (!take(j, '"', "a string"))
         return j->rc;
@@ -176,15 +189,24 @@ static int string(json *j, char *out, size_t max, size_t *len)
         const int c = peek(j);
         if (c < 0x20)
             return bad(j, c < 0 ? "the end of the string" : "no control character in a string");
-        j->pos++;
-        if (c == '"')
+        size_t k;
+        if (c == '"') {
+            j->pos++;
             break;
-        char *p = out ? out + n : scratch;
-        const size_t k = c == '\\' ? escape(j, p) : (*p = (char)c, (size_t)1);
-        if (k == 0)
-            return j->rc;
-        if (out && (n += k) > max)
+        }
+        if (c == '\\') {
+            j->pos++;
+            if ((k = escape(j, out ? out + n : scratch)) == 0)
+                return j->rc;
+        } else {
+            k = plain_run(j);
+            if (out && k <= max - n)
+                memcpy(out + n, j->buf + j->pos, k);
+            j->pos += k;
+        }
+        if (out && k > max - n)
             return bad(j, "a shorter string");
+        n += k;
     }
     if (out)
         out[n] = 0;
@@ -242,8 +264,11 @@ static int skip_value(json *j, unsigned depth)
  * million names; it can never let a bad one pass. */
 enum { NOT_SEEN = 0x8000 }; /* in `shard`: named by the index, not yet met in a shard */
 typedef struct {
-    uint64_t *hash; /* 0: free */
-    uint16_t *shard;
+    uint64_t hash; /* 0: free */
+    uint16_t shard;
+} name_slot; /* together: half a million look-ups miss the cache once each, not twice */
+typedef struct {
+    name_slot *slot;
     size_t size, used; /* size: a power of two */
 } name_set;
 
@@ -267,37 +292,28 @@ static uint64_t hash_name(const char *s, size_t n)
 static size_t find_slot(const name_set *s, uint64_t h)
 {
     size_t i = (size_t)h & (s->size - 1);
-    while (s->hash[i] && s->hash[i] != h)
+    while (s->slot[i].hash && s->slot[i].hash != h)
         i = (i + 1) & (s->size - 1);
     return i;
 }
 
 static void clear_set(name_set *s)
 {
-    free(s->hash);
-    free(s->shard);
+    sl_mem_free(s->slot);
     *s = (name_set){ 0 };
 }
 
 static int grow_set(name_set *s)
 {
     name_set bigger = { .size = s->size ? 2 * s->size : 1024, .used = s->used };
-    bigger.hash = calloc(bigger.size, sizeof *bigger.hash);
-    bigger.shard = calloc(bigger.size, sizeof *bigger.shard);
-    if (!bigger.hash || !bigger.shard) {
-        clear_set(&bigger);
+    bigger.slot = sl_mem_alloc(NULL, SL_MEM_INDEX, bigger.size * sizeof *bigger.slot); /* in large pages */
+    if (!bigger.slot)
         return SL_EFAIL;
-    }
     for (size_t i = 0; i < s->size; i++)
-        if (s->hash[i]) {
-            const size_t k = find_slot(&bigger, s->hash[i]);
-            bigger.hash[k] = s->hash[i];
-            bigger.shard[k] = s->shard[i];
-        }
-    free(s->hash);
-    free(s->shard);
-    s->hash = bigger.hash; /* one by one: clang's analyzer loses track of a struct copied whole */
-    s->shard = bigger.shard;
+        if (s->slot[i].hash)
+            bigger.slot[find_slot(&bigger, s->slot[i].hash)] = s->slot[i];
+    sl_mem_free(s->slot);
+    s->slot = bigger.slot; /* one by one: clang's analyzer loses track of a struct copied whole */
     s->size = bigger.size;
     return 0;
 }
@@ -307,14 +323,13 @@ static uint16_t *add_name(name_set *s, uint64_t h, uint16_t shard, bool *added)
 {
     if (2 * (s->used + 1) > s->size && grow_set(s) < 0)
         return NULL;
-    const size_t i = find_slot(s, h);
-    *added = s->hash[i] == 0;
+    name_slot *slot = &s->slot[find_slot(s, h)];
+    *added = slot->hash == 0;
     if (*added) {
-        s->hash[i] = h;
-        s->shard[i] = shard;
+        *slot = (name_slot){ h, shard };
         s->used++;
     }
-    return &s->shard[i];
+    return &slot->shard;
 }
 
 /* ---- headers ---------------------------------------------------------------------------------- */
@@ -633,7 +648,10 @@ static int shard_number(opener *o, json *j, const char *name, uint16_t *last)
     for (*last = 0; *last < s->n; ++*last)
         if (strcmp(s->name[*last], name) == 0)
             return 0;
-    if (!*name || strchr(name, '/') || name[0] == '.')
+    bool plain = *name && *name != '.'; /* printable, and never a path */
+    for (const char *p = name; *p; p++)
+        plain &= *p > ' ' && *p <= '~' && *p != '/';
+    if (!plain)
         return j->rc = sl_fail(o->err, SL_EFORMAT, "%s: found shard name \"%s\", expected a plain file name", j->file, name);
     return j->rc = add_shard(o, name);
 }
@@ -663,6 +681,7 @@ static int walk_index(opener *o, int fd, const char *path, index_fn *fn)
     json j = { .size = INDEX_BUFFER, .fd = fd, .file = path, .err = o->err };
     if (lseek(fd, 0, SEEK_SET) < 0 || !(j.buf = malloc(j.size)))
         return sl_fail(o->err, SL_EFAIL, "%s: %s", path, strerror(errno));
+    posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     if (take(&j, '{', "'{'"))
         while (more(&j, '}', &first)) {
             if (string(&j, key, 24, NULL) < 0 || !take(&j, ':', "':'"))
@@ -695,9 +714,22 @@ static int note_indexed(opener *o, json *j, const char *name, size_t len, uint16
 
 static int find_absent(opener *o, json *j, const char *name, size_t len, uint16_t shard)
 {
-    if (!(o->names.shard[find_slot(&o->names, hash_name(name, len))] & NOT_SEEN))
+    if (!(o->names.slot[find_slot(&o->names, hash_name(name, len))].shard & NOT_SEEN))
         return 0;
     return sl_fail(o->err, SL_EFORMAT, "%s: weight_map: %s is not in %s", j->file, name, o->s->name[shard]);
+}
+
+/* Has the next header read from the drive while this one is parsed. */
+static void read_ahead(const opener *o, uint16_t shard)
+{
+    char path[4096];
+    if (shard >= o->s->n || sl_path_join(path, sizeof path, o->dir, o->s->name[shard], NULL) < 0)
+        return;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    posix_fadvise(fd, 0, READ_AHEAD, POSIX_FADV_WILLNEED);
+    close(fd);
 }
 
 static int read_shard(opener *o, uint16_t shard, unsigned flags, sl_tensor_fn *fn, void *user)
@@ -770,8 +802,10 @@ int sl_shards_open(sl_shards *out, const char *dir, unsigned flags, sl_tensor_fn
         rc = sl_fail(err, SL_EFAIL, "%s: no memory", dir);
     for (uint16_t i = 0; out->file && i < out->n; i++)
         out->file[i].fd = -1;
-    for (uint16_t i = 0; rc == 0 && i < out->n; i++)
+    for (uint16_t i = 0; rc == 0 && i < out->n; i++) {
+        read_ahead(&o, (uint16_t)(i + 1));
         rc = read_shard(&o, i, flags, fn, user);
+    }
     if (rc == 0 && o.indexed && !o.partial && out->tensors != o.names.used)
         rc = walk_index(&o, index, path, find_absent);
     if (index >= 0) {

@@ -35,7 +35,7 @@ typedef struct {
 /* Returns 0 to go on, or a code after writing the message. */
 typedef int sl_tensor_fn(void *user, const sl_tensor *t, sl_err *err);
 
-/* Parses one header of `len` bytes (text after the 8-byte length, changed in place). `data_begin`:
+/* Parses one header of `len` bytes (the text after the 8-byte length). `data_begin`:
  * where data starts in the file; `data_size`: bytes of it. `file` is for messages. Pure: the fuzz
  * entry. SL_EFORMAT on anything the format does not allow: duplicate names, overlaps, gaps, reversed
  * or overlong ranges, a shape that needs another size, an unknown dtype, deep nesting, bad JSON. */
@@ -44,7 +44,7 @@ int sl_st_parse(char *text, size_t len, const char *file, uint16_t shard, uint64
 
 /* All shards of a model directory, held open for the life of the engine. */
 typedef struct {
-    sl_io_file *file; /* n of them, in name order */
+    sl_io_file *file; /* n of them, in the order in which the index names them, else by name */
     char **name;      /* base names */
     uint16_t n;
     uint64_t tensors;      /* in all shards */
