@@ -19,6 +19,8 @@ static const struct command {
     { "synth", cmd_synth, "A synthetic checkpoint in the released layout" },
     { "tokenize", cmd_tokenize, "Text to token ids" },
     { "detokenize", cmd_detokenize, "Token ids to text" },
+    { "inspect", cmd_inspect, "What a model holds: layers, parameters, bytes, what is missing" },
+    { "synth", cmd_synth, "Write a synthetic checkpoint, to try a machine before a download" },
     { NULL, NULL, NULL },
 };
 
