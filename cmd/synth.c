@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -152,8 +153,13 @@ int cmd_synth(int argc, char **argv)
     opt.full_attn = list;
     opt.k3 = preset == 1;
     cmd_catch_signals();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes shows as a failed write */
     int rc = synth_model_init(&model, &opt, &err);
     free(list);
+    const uint64_t expert = rc == 0 ? synth_expert_bytes(&model.config) : 0;
+    if (job.pool && expert % SYNTH_ALIGN)
+        rc = sl_fail(&err, SL_EUSAGE, "--reflink-pool: an expert has %" PRIu64 " bytes, expected a multiple of %d", expert,
+                     SYNTH_ALIGN);
     if (rc == 0)
         rc = write_model(&job, &model, &totals, &err);
     if (rc < 0)

@@ -348,9 +348,6 @@ static int check_room(writer *w, uint64_t *tensors, sl_err *err)
 static int open_writer(writer *w, sl_err *err)
 {
     const sl_config *c = &w->model.config;
-    if (w->pool && synth_expert_bytes(c) % SYNTH_ALIGN)
-        return sl_fail(err, SL_EUSAGE, "--reflink-pool: an expert has %" PRIu64 " bytes, expected a multiple of %d",
-                       synth_expert_bytes(c), SYNTH_ALIGN);
     w->random = synth_random_open(&w->model);
     w->buffer = sl_mem_alloc(NULL, SL_MEM_SCRATCH, (uint64_t)THREADS * BLOCK);
     w->header_bytes = calloc(c->layers, sizeof *w->header_bytes);
