@@ -16,11 +16,10 @@ static const struct command {
     { "run", cmd_run, "Text in, text out, under a RAM budget" },
     { "plan", cmd_plan, "What a budget is spent on and what a token reads" },
     { "logits", cmd_logits, "The model's raw output, to compare" },
+    { "inspect", cmd_inspect, "What a model holds: layers, parameters, bytes, what is missing" },
     { "synth", cmd_synth, "A synthetic checkpoint in the released layout" },
     { "tokenize", cmd_tokenize, "Text to token ids" },
     { "detokenize", cmd_detokenize, "Token ids to text" },
-    { "inspect", cmd_inspect, "What a model holds: layers, parameters, bytes, what is missing" },
-    { "synth", cmd_synth, "Write a synthetic checkpoint, to try a machine before a download" },
     { NULL, NULL, NULL },
 };
 
