@@ -1,4 +1,4 @@
-/* kernels/impl.h - what the variants share: constants of the one-input functions, the MXFP4 tables. */
+/* kernels/impl.h - what the variants share: constants of the one-input functions, the MXFP4 table. */
 #ifndef SL_KERNELS_IMPL_H
 #define SL_KERNELS_IMPL_H
 
@@ -11,18 +11,20 @@ extern const sl_kernels sl_kernels_avx2, sl_kernels_avx512;
 extern const sl_kernels sl_kernels_neon;
 #endif
 
-/* All weights that one scale byte can give, by code: as fp32, and as bf16, which holds them exactly
- * (2 significant bits, exponents from -128 up), twice over so that a 5-bit index may carry a stray top
- * bit. Filled before any table of functions is handed out. */
+/* The weights of all 16 codes under one scale byte: as fp32, and as the two bytes of bf16, which holds
+ * them exactly (two significant bits, exponents from -128 up). Filled before any table of functions is
+ * handed out. */
 typedef struct {
     float f32[16];
-    uint16_t bf16[32];
+    uint8_t low[16], high[16];
 } __attribute__((aligned(64))) sl_mxfp4_row;
 extern sl_mxfp4_row sl_mxfp4_lut[256];
 
-/* exp(x) = 2^k * p(r), k = round(x / ln 2), r = x - k ln 2. LN2_HI has 16 bits, so k * LN2_HI and the
- * difference are exact. p(r) = 1 + (r + r^2 (E2 + r (E3 + r (E4 + r (E5 + r E6))))), minimax in relative
- * error (2^-28) over |r| <= ln 2 / 2. Outside [EXP_MIN, EXP_MAX] the result is 0 or infinity anyway. */
+/* exp(x) = 2^k * p(r), k = round(x / ln 2), r = x - k ln 2 = hi + lo. LN2_HI has 16 bits, so k * LN2_HI
+ * and hi = x - k * LN2_HI are exact. p(r) = 1 + hi + (lo + r^2 (E2 + r (E3 + r (E4 + r (E5 + r E6))))),
+ * minimax in relative error (2^-28) over |r| <= ln 2 / 2; 1 + hi is kept unrounded in two parts, so that
+ * little but the last rounding is left of the error. Outside [EXP_MIN, EXP_MAX] the result is 0 or
+ * infinity anyway. */
 #define EXP_MIN (-104.0f)
 #define EXP_MAX 89.0f
 #define LOG2_E 0x1.715476p+0f

@@ -144,9 +144,10 @@ static float exp1(float x)
     x = x < EXP_MIN ? EXP_MIN : x;
     float t = fmaf(x, LOG2_E, ROUND_MAGIC);
     float k = t - ROUND_MAGIC;
-    float r = fmaf(k, -LN2_LO, fmaf(k, -LN2_HI, x));
+    float hi = fmaf(k, -LN2_HI, x), lo = k * -LN2_LO, r = hi + lo;
     float q = fmaf(r, fmaf(r, fmaf(r, fmaf(r, E6, E5), E4), E3), E2);
-    float p = fmaf(r * r, q, r) + 1;
+    float one_hi = 1 + hi, rest = hi - (one_hi - 1); /* exact: 1 + hi = one_hi + rest */
+    float p = one_hi + (rest + fmaf(r * r, q, lo));
     /* Two factors: the first product is exact, so a subnormal result is rounded once. */
     uint32_t i = sl_f32_bits(t) - sl_f32_bits(ROUND_MAGIC);
     uint32_t half = (uint32_t)((int32_t)i >> 1);

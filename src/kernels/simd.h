@@ -6,8 +6,9 @@
  *   v16_load_bf16 (widens), v16_add, v16_sub, v16_mul, v16_div, v16_fma(a, b, c) = a * b + c,
  *   v16_lt(a, b, x, y) = a < b ? x : y, v16_keep(n, x, y) = x in lanes below n, else y,
  *   v16_and, v16_or, v16_iadd, v16_isub, v16_sar1, v16_shl23 (on the bits), v16_fold (8, 4, 2, 1 apart),
- *   mxfp4_half (16 weights from 8 bytes), and the sizes TILE_ROWS x TILE_TOKENS (a tile of accumulators
- *   in registers), MV_ROWS, SUM_BLOCKS, and MV_ROWS_MXFP4 unless it defines mv_mxfp4 itself, below.
+ *   mxfp4_group(p, row) = the weights of 16 bytes as two v16 in lanes that suit the decoder ("physical"),
+ *   v16_physical and v16_logical, which bring a vector into and out of that order, and the sizes
+ *   TILE_ROWS x TILE_TOKENS (a tile of accumulators in registers), MV_ROWS, MX_ROWS, SUM_BLOCKS.
  * Everything is static: code for one instruction set must never be linked into another's path. */
 #include <math.h>
 #include <string.h>
@@ -100,18 +101,20 @@ static bool simd_all_finite(const float *x, size_t n)
 
 INLINE v16 exp16(v16 x)
 {
-    v16 lo = v16_set1(EXP_MIN), hi = v16_set1(EXP_MAX), magic = v16_set1(ROUND_MAGIC);
-    v16 bias = bits16(127);
-    x = v16_lt(hi, x, hi, x);
-    x = v16_lt(x, lo, lo, x);
+    v16 min = v16_set1(EXP_MIN), max = v16_set1(EXP_MAX), magic = v16_set1(ROUND_MAGIC);
+    v16 bias = bits16(127), one = v16_set1(1);
+    x = v16_lt(max, x, max, x);
+    x = v16_lt(x, min, min, x);
     v16 t = v16_fma(x, v16_set1(LOG2_E), magic);
     v16 k = v16_sub(t, magic);
-    v16 r = v16_fma(k, v16_set1(-LN2_LO), v16_fma(k, v16_set1(-LN2_HI), x));
+    v16 hi = v16_fma(k, v16_set1(-LN2_HI), x), lo = v16_mul(k, v16_set1(-LN2_LO));
+    v16 r = v16_add(hi, lo);
     v16 q = v16_fma(r, v16_set1(E6), v16_set1(E5));
     q = v16_fma(r, q, v16_set1(E4));
     q = v16_fma(r, q, v16_set1(E3));
     q = v16_fma(r, q, v16_set1(E2));
-    v16 p = v16_add(v16_fma(v16_mul(r, r), q, r), v16_set1(1));
+    v16 one_hi = v16_add(one, hi), rest = v16_sub(hi, v16_sub(one_hi, one));
+    v16 p = v16_add(one_hi, v16_add(rest, v16_fma(v16_mul(r, r), q, lo)));
     v16 i = v16_isub(t, magic), half = v16_sar1(i);
     v16 scaled = v16_mul(p, v16_shl23(v16_iadd(half, bias)));
     return v16_mul(scaled, v16_shl23(v16_iadd(v16_isub(i, half), bias)));
@@ -338,23 +341,37 @@ typedef struct {
 
 enum { F32, BF16 };
 
+/* How far ahead of its use a weight is asked for: a whole block of rows, unless they would push each
+ * other out of the L1 cache, then a few lines of the same row. */
+INLINE size_t prefetch_ahead(const matrix *m, size_t rows)
+{
+    return rows * m->stride <= 16384 ? rows * m->stride : 2048;
+}
+
 INLINE void mv_rows(float *y, const matrix *m, const float *x, size_t row, const int type,
                     const size_t rows)
 {
-    const size_t size = type == BF16 ? 2 : 4, n = m->n;
+    const size_t size = type == BF16 ? 2 : 4, n = m->n, ahead = prefetch_ahead(m, rows);
     const uint8_t *w = m->w + row * m->stride;
     v16 acc[MV_ROWS];
+    size_t i = 0;
     UNROLL for (size_t r = 0; r < rows; r++)
         acc[r] = v16_set1(0);
-    for (size_t i = 0; i < n; i += 16) {
-        v16 xi = ld(x + i, n - i);
+    for (; n - i >= 16; i += 16) {
+        v16 xi = v16_load(x + i);
         UNROLL for (size_t r = 0; r < rows; r++) {
             const uint8_t *p = w + r * m->stride + i * size;
-            __builtin_prefetch(p + rows * m->stride);
-            v16 wi = type == BF16 ? ld_bf16(p, n - i) : ld((const float *)(const void *)p, n - i);
-            acc[r] = fma_left(wi, xi, acc[r], n - i);
+            __builtin_prefetch(p + ahead);
+            acc[r] = v16_fma(type == BF16 ? v16_load_bf16(p) : v16_load((const float *)(const void *)p),
+                             xi, acc[r]);
         }
     }
+    if (i < n)
+        UNROLL for (size_t r = 0; r < rows; r++) {
+            const uint8_t *p = w + r * m->stride + i * size;
+            v16 wi = type == BF16 ? ld_bf16(p, n - i) : ld((const float *)(const void *)p, n - i);
+            acc[r] = fma_left(wi, ld(x + i, n - i), acc[r], n - i);
+        }
     UNROLL for (size_t r = 0; r < rows; r++)
         y[row + r] = v16_fold(acc[r]);
 }
@@ -368,39 +385,53 @@ INLINE void mv(float *y, const matrix *m, const float *x, size_t rows, const int
         mv_rows(y, m, x, r, type, 1);
 }
 
-static void mv_mxfp4(float *y, const matrix *m, const float *x, size_t rows);
+/* MXFP4: x is brought into physical lanes once for MX_BATCH rows, a stretch of columns at a time; the
+ * sums of these rows wait in `acc` between stretches. */
+enum { MX_COLS = 4096, MX_BATCH = 128 };
 
-#ifdef MV_ROWS_MXFP4
-INLINE void mv_rows_mxfp4(float *y, const matrix *m, const float *x, size_t row, const size_t rows)
+INLINE void mx_rows(v16 *acc, const matrix *m, const float *x, size_t row, size_t col, size_t cols,
+                    const size_t rows)
 {
-    const size_t groups = m->n / 32;
-    const uint8_t *w = m->w + row * m->stride, *scale = m->scale + row * groups;
-    v16 acc[MV_ROWS_MXFP4];
+    const size_t scales = m->n / 32;
+    const uint8_t *w = m->w + row * m->stride + col / 2, *scale = m->scale + row * scales + col / 32;
+    const uint8_t *next = w + rows * m->stride; /* asked for a block ahead, in the order of addresses */
+    v16 a[MX_ROWS];
     UNROLL for (size_t r = 0; r < rows; r++)
-        acc[r] = v16_set1(0);
-    for (size_t g = 0; g < groups; g++) {
-        v16 x0 = v16_load(x + 32 * g), x1 = v16_load(x + 32 * g + 16);
+        a[r] = acc[r];
+    for (size_t i = 0; i < cols / 2; i += 16, scale++) {
+        __builtin_prefetch(next + rows * i);
         UNROLL for (size_t r = 0; r < rows; r++) {
-            const uint8_t *p = w + r * m->stride + 16 * g;
-            const sl_mxfp4_row *lut = &sl_mxfp4_lut[scale[r * groups + g]];
-            __builtin_prefetch(p + rows * m->stride);
-            acc[r] = v16_fma(mxfp4_half(p, lut), x0, acc[r]);
-            acc[r] = v16_fma(mxfp4_half(p + 8, lut), x1, acc[r]);
+            const v16x2 wi = mxfp4_group(w + r * m->stride + i, &sl_mxfp4_lut[scale[r * scales]]);
+            a[r] = v16_fma(wi.half[0], v16_load(x + 2 * i), a[r]);
+            a[r] = v16_fma(wi.half[1], v16_load(x + 2 * i + 16), a[r]);
         }
     }
     UNROLL for (size_t r = 0; r < rows; r++)
-        y[row + r] = v16_fold(acc[r]);
+        acc[r] = a[r];
 }
 
 static void mv_mxfp4(float *y, const matrix *m, const float *x, size_t rows)
 {
-    size_t r = 0;
-    for (; rows - r >= MV_ROWS_MXFP4; r += MV_ROWS_MXFP4)
-        mv_rows_mxfp4(y, m, x, r, MV_ROWS_MXFP4);
-    for (; r < rows; r++)
-        mv_rows_mxfp4(y, m, x, r, 1);
+    float xp[MX_COLS] __attribute__((aligned(64)));
+    v16 acc[MX_BATCH];
+    for (size_t r0 = 0; r0 < rows; r0 += MX_BATCH) {
+        const size_t nr = rows - r0 < MX_BATCH ? rows - r0 : MX_BATCH;
+        for (size_t r = 0; r < nr; r++)
+            acc[r] = v16_set1(0);
+        for (size_t col = 0; col < m->n; col += MX_COLS) {
+            const size_t cols = m->n - col < MX_COLS ? m->n - col : MX_COLS;
+            size_t r = 0;
+            for (size_t i = 0; i < cols; i += 16)
+                v16_store(xp + i, v16_physical(v16_load(x + col + i)));
+            for (; nr - r >= MX_ROWS; r += MX_ROWS)
+                mx_rows(acc + r, m, xp, r0 + r, col, cols, MX_ROWS);
+            for (; r < nr; r++)
+                mx_rows(acc + r, m, xp, r0 + r, col, cols, 1);
+        }
+        for (size_t r = 0; r < nr; r++)
+            y[r0 + r] = v16_fold(v16_logical(acc[r]));
+    }
 }
-#endif
 
 /* ---- matrix times several tokens ----------------------------------------------------------- *
  * Weights are widened once per batch of tokens, a panel of rows x columns at a time that fits the L1
@@ -426,9 +457,9 @@ static void widen_mxfp4(float *panel, const matrix *m, size_t row, size_t col, s
 {
     const uint8_t *p = m->w + row * m->stride + col / 2, *scale = m->scale + (row * m->n + col) / 32;
     for (size_t g = 0; g < cols / 32; g++) {
-        const sl_mxfp4_row *lut = &sl_mxfp4_lut[scale[g]];
-        v16_store(panel + 32 * g, mxfp4_half(p + 16 * g, lut));
-        v16_store(panel + 32 * g + 16, mxfp4_half(p + 16 * g + 8, lut));
+        const v16x2 wi = mxfp4_group(p + 16 * g, &sl_mxfp4_lut[scale[g]]);
+        v16_store(panel + 32 * g, v16_logical(wi.half[0]));
+        v16_store(panel + 32 * g + 16, v16_logical(wi.half[1]));
     }
 }
 

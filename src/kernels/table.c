@@ -30,10 +30,10 @@ static void fill_lut(void)
     for (uint32_t s = 0; s < 256; s++) {
         float two_to = sl_f32_from_bits(s == 0 ? 0x00400000u : s == 255 ? 0x7fc00000u : s << 23);
         for (unsigned c = 0; c < 16; c++) {
-            float w = e2m1[c & 7] * two_to;
-            uint32_t bits = sl_f32_bits(w) | (c & 8 ? 0x80000000u : 0);
-            sl_mxfp4_lut[s].f32[c] = sl_f32_from_bits(bits);
-            sl_mxfp4_lut[s].bf16[c] = sl_mxfp4_lut[s].bf16[c + 16] = (uint16_t)(bits >> 16);
+            const float w = c & 8 ? -(e2m1[c & 7] * two_to) : e2m1[c & 7] * two_to;
+            sl_mxfp4_lut[s].f32[c] = w;
+            sl_mxfp4_lut[s].low[c] = (uint8_t)(sl_f32_bits(w) >> 16);
+            sl_mxfp4_lut[s].high[c] = (uint8_t)(sl_f32_bits(w) >> 24);
         }
     }
 }

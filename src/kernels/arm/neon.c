@@ -6,9 +6,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { TILE_ROWS = 2, MV_ROWS = 4, SUM_BLOCKS = 4 };
+enum { TILE_ROWS = 2, MV_ROWS = 4, MX_ROWS = 2, SUM_BLOCKS = 4 };
 #define TILE_TOKENS 3
-#define MV_ROWS_MXFP4 2
 
 typedef struct {
     float32x4_t q[4]; /* lanes 4 i .. 4 i + 3 */
@@ -129,19 +128,29 @@ INLINE float v16_fold(v16 v)
     return vget_lane_f32(a2, 0) + vget_lane_f32(a2, 1);
 }
 
-/* The high and the low byte of the bf16 weight are looked up by code, zipped and widened. */
-INLINE v16 mxfp4_half(const uint8_t *p, const sl_mxfp4_row *lut)
+typedef struct {
+    v16 half[2];
+} v16x2;
+
+/* MXFP4: two table look-ups give the low and the high byte of each bf16 weight. */
+INLINE v16 mxfp4_half(uint8x16_t code, const sl_mxfp4_row *row)
 {
-    uint8x8_t bytes = vld1_u8(p);
-    uint8x8x2_t pair = vzip_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4));
-    uint8x16_t code = vcombine_u8(pair.val[0], pair.val[1]);
-    uint8x16x2_t table = vld2q_u8((const uint8_t *)lut->bf16); /* little-endian: low bytes, high bytes */
-    uint8x16_t lo = vqtbl1q_u8(table.val[0], code), hi = vqtbl1q_u8(table.val[1], code);
-    uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(lo, hi));
-    uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(lo, hi));
-    return (v16){ { widen4(vget_low_u16(w0)), widen4(vget_high_u16(w0)),
-                    widen4(vget_low_u16(w1)), widen4(vget_high_u16(w1)) } };
+    uint8x16_t low = vqtbl1q_u8(vld1q_u8(row->low), code), high = vqtbl1q_u8(vld1q_u8(row->high), code);
+    uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(low, high));
+    uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(low, high));
+    return (v16){ { widen4(vget_low_u16(w0)), widen4(vget_high_u16(w0)), widen4(vget_low_u16(w1)),
+                    widen4(vget_high_u16(w1)) } };
 }
+
+INLINE v16x2 mxfp4_group(const uint8_t *p, const sl_mxfp4_row *row)
+{
+    uint8x16_t bytes = vld1q_u8(p);
+    uint8x16_t even = vandq_u8(bytes, vdupq_n_u8(15)), odd = vshrq_n_u8(bytes, 4);
+    return (v16x2){ { mxfp4_half(vzip1q_u8(even, odd), row), mxfp4_half(vzip2q_u8(even, odd), row) } };
+}
+
+INLINE v16 v16_physical(v16 v) { return v; }
+INLINE v16 v16_logical(v16 v) { return v; }
 
 #include "kernels/simd.h"
 

@@ -1,14 +1,12 @@
 /* kernels/x86/avx2.c - v16 is two ymm (AVX2, FMA). */
 #include <immintrin.h>
 
-#include "base/num.h"
 #include "kernels/impl.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { TILE_ROWS = 2, MV_ROWS = 4, SUM_BLOCKS = 4 };
+enum { TILE_ROWS = 2, MV_ROWS = 4, MX_ROWS = 2, SUM_BLOCKS = 4 };
 #define TILE_TOKENS 3
-#define MV_ROWS_MXFP4 2
 
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */
@@ -102,20 +100,43 @@ INLINE float v16_fold(v16 v)
     return _mm_cvtss_f32(_mm_add_ss(a2, _mm_movehdup_ps(a2)));
 }
 
-/* Eight codes from one dword: the permutation reads the three magnitude bits, the fourth is the sign. */
-INLINE __m256 mxfp4_eight(const uint8_t *p, __m256 magnitude)
+typedef struct {
+    v16 half[2];
+} v16x2;
+
+/* MXFP4. The 16 bytes are taken twice: even columns (low nibbles) in the low 128 bits, odd columns in the
+ * high ones. Two byte shuffles look up the low and the high byte of each bf16 weight, which are
+ * interleaved to words and widened: even words by a shift, odd ones by a mask. Physical lanes are thus
+ * the 4 x 4 transpose of logical ones. */
+INLINE v16 widen_words(__m256i w)
 {
-    const __m256i shift = _mm256_set_epi32(28, 24, 20, 16, 12, 8, 4, 0);
-    __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32((int)sl_le32(p)), shift);
-    __m256 sign = _mm256_and_ps(INT2(_mm256_slli_epi32, code, 28), _mm256_set1_ps(-0.0f));
-    return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitude, code), sign);
+    return (v16){ INT2(_mm256_slli_epi32, w, 16),
+                  INT2(_mm256_and_si256, w, _mm256_set1_epi32((int)0xffff0000u)) };
 }
 
-INLINE v16 mxfp4_half(const uint8_t *p, const sl_mxfp4_row *lut)
+INLINE __m256i twice(const void *p)
 {
-    __m256 magnitude = _mm256_load_ps(lut->f32);
-    return (v16){ mxfp4_eight(p, magnitude), mxfp4_eight(p + 4, magnitude) };
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
 }
+
+INLINE v16x2 mxfp4_group(const uint8_t *p, const sl_mxfp4_row *row)
+{
+    const __m256i shift = _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0);
+    __m256i code = _mm256_and_si256(_mm256_srlv_epi32(twice(p), shift), _mm256_set1_epi8(15));
+    __m256i low = _mm256_shuffle_epi8(twice(row->low), code);
+    __m256i high = _mm256_shuffle_epi8(twice(row->high), code);
+    return (v16x2){ { widen_words(_mm256_unpacklo_epi8(low, high)),
+                      widen_words(_mm256_unpackhi_epi8(low, high)) } };
+}
+
+INLINE v16 v16_physical(v16 v)
+{
+    const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
+    return (v16){ _mm256_permutevar8x32_ps(_mm256_unpacklo_ps(v.a, v.b), order),
+                  _mm256_permutevar8x32_ps(_mm256_unpackhi_ps(v.a, v.b), order) };
+}
+
+INLINE v16 v16_logical(v16 v) { return v16_physical(v); } /* a transpose undoes itself */
 
 #include "kernels/simd.h"
 
