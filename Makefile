@@ -36,7 +36,7 @@ ifeq ($(CONFIG)$(shell $(PKG_CONFIG) --exists $(PKGS) 2>/dev/null || echo -none)
 # A cross compiler without the libraries: what needs none of them.
 PARTS := base kernels
 TESTS := kernels
-PKG_CFLAGS :=
+PKG_CFLAGS := -DWITHOUT_LIBRARIES
 PKG_LIBS := -lm
 endif
 SRC := $(wildcard $(PARTS:%=src/%/*.c)) $(if $(filter model,$(PARTS)),$(wildcard src/*.c))
@@ -155,6 +155,9 @@ deps:
 	scripts/deps test lint
 bench:
 	@echo "bench: see docs/benchmarking.md"
+bench-kernels: $(B)/bench/kernels
+$(B)/bench/%: $(B)/bench/%.o $(LIB)
+	$(LINK)
 clean:
 	rm -rf build bin
 help:
@@ -168,6 +171,6 @@ help:
 
 -include $(OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TEST_BIN:=.d) $(FUZZ:%=$(B)/tests/fuzz/fuzz_%.d)
 .PHONY: all tests tests-list check check-san check-clang check-arm64 check-e2e test needs demo lint fuzz \
-    install uninstall deps bench clean help
+    install uninstall deps bench bench-kernels clean help
 .SECONDARY:
 .DELETE_ON_ERROR:
