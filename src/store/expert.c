@@ -14,7 +14,8 @@ enum {
 
 /* Residency of one expert. It is in its layer's list when resident and not in use. */
 typedef struct {
-    uint64_t used;         /* when it was called for last */
+    uint64_t used;         /* the batch that called for it last */
+    uint32_t times;        /* tokens that ever called for it */
     uint32_t slot;         /* NONE: not resident */
     uint32_t newer, older; /* experts of the layer, NONE at the ends */
 } entry;
@@ -192,14 +193,24 @@ static void list_remove(sl_expert_store *s, uint32_t layer, uint32_t expert)
     l->n--;
 }
 
-/* By time of use, not of arrival, so that timing cannot change what stays; then the oldest leave. */
+/* Whether a was used after b; of one batch, what more tokens have called for counts as later, which on the
+ * recorded routing of K3 keeps 19 instead of 16 % of the experts with 8 slots a layer, and in a prefill
+ * chunk, which calls for nearly all, keeps the busiest. A total order: the time of arrival has no say. */
+static bool later(const entry *a, const entry *b)
+{
+    if (a->used != b->used)
+        return a->used > b->used;
+    return a->times != b->times ? a->times > b->times : a > b;
+}
+
+/* Puts it at its place in the list; then the last ones leave. */
 static void list_add(sl_expert_store *s, uint32_t layer, uint32_t expert)
 {
     layer_list *l = &s->lists[layer];
     entry *e = entry_of(s, layer, expert);
     e->newer = NONE;
     e->older = l->newest;
-    while (e->older != NONE && entry_of(s, layer, e->older)->used > e->used) {
+    while (e->older != NONE && later(entry_of(s, layer, e->older), e)) {
         e->newer = e->older;
         e->older = entry_of(s, layer, e->older)->older;
     }
@@ -346,6 +357,7 @@ void sl_expert_begin(sl_expert_store *s, uint32_t layer, const sl_expert_call *c
     settle(s);
     sl_assert(layer < s->opt.layers && n_calls <= s->max_jobs);
     s->layer = layer;
+    s->clock++;
     s->n_jobs = s->left = (uint32_t)n_calls;
     for (uint32_t i = 0; i < s->n_jobs; i++) {
         sl_assert(calls[i].expert < s->opt.experts && (i == 0 || calls[i].expert > calls[i - 1].expert) && calls[i].n);
@@ -356,7 +368,8 @@ void sl_expert_begin(sl_expert_store *s, uint32_t layer, const sl_expert_call *c
         s->jobs[i].call = &calls[i];
         s->jobs[i].slot = e->slot;
         s->jobs[i].state = hit ? READY : WAITING;
-        e->used = ++s->clock;
+        e->used = s->clock;
+        e->times += calls[i].n;
         s->counts.requests++;
         s->counts.hits += hit;
     }

@@ -5,8 +5,8 @@
  * call is a pure function of its input vector and its weights.
  *
  * Each layer keeps the experts it used last, up to its share of the cache slots: a pass visits the layers
- * in turn, so one list over all layers would hold none of the next one's. What stays does not depend
- * on the order in which reads arrive: the calls of a batch count as used in the order given.
+ * in turn, so one list over all layers would hold none of the next one's. Of those used by the same batch
+ * the ones with most tokens so far stay. The order in which reads arrive does not matter.
  *
  * Owns: slot memory (SL_MEM_INFLIGHT, SL_MEM_CACHE), residency, counters.
  * Threads: engine thread; the arithmetic is split over the pool.

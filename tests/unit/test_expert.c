@@ -115,24 +115,30 @@ static void check_batch(const batch *b, const model *m, uint32_t layer)
         }
 }
 
-/* What a layer must hold: its last `quota` experts, newest first. */
-typedef struct { uint32_t expert[MAX_EXPERTS], n; } lru;
+/* What a layer must hold: of all experts the `quota` used last, of one batch those with most tokens. */
+typedef struct { uint64_t used[MAX_EXPERTS], times[MAX_EXPERTS]; bool resident[MAX_EXPERTS]; } lru;
 
-static uint32_t lru_use(lru *l, const batch *b, uint32_t quota)
+static uint32_t lru_use(lru *l, const batch *b, uint64_t now, uint32_t quota)
 {
     uint32_t hits = 0;
-    for (size_t i = 0; i < b->n; i++)
-        for (uint32_t k = 0; k < l->n; k++)
-            hits += l->expert[k] == b->calls[i].expert;
     for (size_t i = 0; i < b->n; i++) {
-        uint32_t k = 0;
-        while (k < l->n && l->expert[k] != b->calls[i].expert)
-            k++;
-        l->n += k == l->n;
-        memmove(l->expert + 1, l->expert, k * sizeof *l->expert);
-        l->expert[0] = b->calls[i].expert;
+        const uint32_t e = b->calls[i].expert;
+        hits += l->resident[e];
+        l->resident[e] = true;
+        l->used[e] = now;
+        l->times[e] += b->calls[i].n;
     }
-    l->n = l->n < quota ? l->n : quota;
+    bool stays[MAX_EXPERTS] = { false };
+    for (uint32_t n = 0; n < quota; n++) {
+        int best = -1;
+        for (int e = 0; e < MAX_EXPERTS; e++)
+            if (l->resident[e] && !stays[e] &&
+                (best < 0 || l->used[e] > l->used[best] || (l->used[e] == l->used[best] && l->times[e] >= l->times[best])))
+                best = e;
+        if (best >= 0)
+            stays[best] = true;
+    }
+    memcpy(l->resident, stays, sizeof stays);
     return hits;
 }
 
@@ -208,7 +214,7 @@ static void test_outputs(enum sl_io_backend backend, const model *m, batch *b)
     const uint32_t tokens = rng_below(6) ? (uint32_t)(1 + rng_below(3)) : (uint32_t)(1 + rng_below(TOKENS));
     const uint32_t cache = rng_below(4) ? (uint32_t)rng_below(LAYERS * m->experts + 3) : 0;
     rig r = open_rig(m, backend, rng_below(2), (unsigned)(1 + rng_below(4)), tokens, (uint32_t)(2 + rng_below(8)), cache);
-    lru lists[LAYERS] = { { .n = 0 } };
+    lru lists[LAYERS] = { { .used = { 0 } } };
     uint64_t requests = 0, hits = 0;
     sl_err err;
     for (int pass = 0; pass < (tokens > 3 ? 2 : 4); pass++)
@@ -218,7 +224,7 @@ static void test_outputs(enum sl_io_backend backend, const model *m, batch *b)
             CHECK_MSG(sl_expert_run(r.store, b->z, b->ldz, &err) == 0, "%s", err.text);
             check_batch(b, m, layer);
             requests += b->n;
-            hits += lru_use(&lists[layer], b, cache / LAYERS + (layer < cache % LAYERS));
+            hits += lru_use(&lists[layer], b, (uint64_t)pass + 1, cache / LAYERS + (layer < cache % LAYERS));
             const sl_expert_counts n = sl_expert_count(r.store);
             CHECK_EQ(n.requests, requests);
             CHECK_EQ(n.hits, hits);
