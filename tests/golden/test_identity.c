@@ -64,7 +64,23 @@ static void compare(const char *dir, const sl_options *o, const char *cpu)
         }
 }
 
-static void test_model(const char *dir)
+/* Of the logits' bits, by FNV-1a. The same on every machine that runs this test: x86-64 and aarch64. */
+static uint64_t digest(void)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int t = 0; t < TOKENS; t++)
+        for (int v = 0; v < VOCAB; v++) {
+            uint32_t bits;
+            memcpy(&bits, &expected[t][v], 4);
+            for (int i = 0; i < 4; i++, bits >>= 8)
+                h = (h ^ (bits & 0xff)) * 0x100000001b3u;
+        }
+    return h;
+}
+
+/* expected_digest belongs to version 1 of the arithmetic contract (docs/contract.md): another value means
+ * that the contract has changed, which needs a new version, since receipts carry it. */
+static void test_model(const char *dir, uint64_t expected_digest)
 {
     static const char *const cpus[] = { "scalar", "avx2", "avx512", "neon" };
     static const uint32_t threads[] = { 2, 3, 8 }, chunks[] = { 1, 7, 64 };
@@ -73,6 +89,7 @@ static void test_model(const char *dir)
     const sl_options plain = { .ram_bytes = 1ull << 30, .context = TOKENS, .threads = 1, .prefill_chunk = 1,
                                .all_logits = true };
     CHECK(run(dir, &plain, "scalar", expected) >= 0);
+    CHECK_MSG(digest() == expected_digest, "%s: digest 0x%llx", dir, (unsigned long long)digest());
     const char *best = "scalar";
     for (int i = 0; i < 4; i++) {
         setenv("SL_CPU", cpus[i], 1);
@@ -115,7 +132,7 @@ int main(void)
     uint32_t x = 1;
     for (int i = 0; i < TOKENS; i++)
         ids[i] = (int32_t)((x = x * 1664525u + 1013904223u) >> 16) % VOCAB;
-    test_model("tests/data/golden/tiny-k3-b");
-    test_model("tests/data/golden/tiny-k3-a");
+    test_model("tests/data/golden/tiny-k3-b", 0x48e51daaaf2208fa);
+    test_model("tests/data/golden/tiny-k3-a", 0x6408fe7e14fa1a6b);
     CHECK_DONE();
 }
