@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "model/bind.h"
 
@@ -271,7 +272,9 @@ static void print_json(const char *dir, const sl_binding *b, const census *s)
     printf("],\"tensors\":%" PRIu64 ",\"first\":[", s->missing_tensors);
     for (unsigned i = 0; i < s->n_first; i++)
         printf("%s\"%s\"", i ? "," : "", s->first[i]);
-    puts("]}}");
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    printf("]},\"peak_rss_bytes\":%llu}\n", (unsigned long long)usage.ru_maxrss << 10);
 }
 
 int cmd_inspect(int argc, char **argv)
@@ -287,12 +290,11 @@ int cmd_inspect(int argc, char **argv)
         "Reads config.json and the headers of the shards, no weights. Exit status 3 when something is missing.",
         options, 1, 1,
     };
-    const char **args = calloc((size_t)argc, sizeof *args);
-    const int n = args ? cmd_parse(&spec, argc, argv, args) : cmd_error(1, "out of memory");
-    const char *dir = n > 0 ? args[0] : NULL;
-    free(args);
-    if (!dir)
-        return n == -1 ? 0 : n == -2 ? CMD_USAGE : n;
+    const char **args = (const char **)argv + 1; /* parsed in place: never more than there are */
+    const int n = cmd_parse(&spec, argc, argv, args);
+    if (n < 0)
+        return n == -1 ? 0 : CMD_USAGE;
+    const char *dir = args[0];
     sl_err err;
     sl_binding *b = malloc(sizeof *b);
     census *s = calloc(1, sizeof *s);

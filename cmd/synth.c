@@ -40,19 +40,30 @@ static int write_text(const char *dir, const char *name, synth_text_fn *fn, cons
 
 /* ---- the directory ---------------------------------------------------------------------------- */
 
-/* Names that only an earlier run of this command gives. */
+/* Whether s[0..n) is `pattern`, in which each # stands for a digit. */
+static bool matches(const char *s, size_t n, const char *pattern)
+{
+    if (strlen(pattern) != n)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (pattern[i] == '#' ? s[i] < '0' || s[i] > '9' : s[i] != pattern[i])
+            return false;
+    return true;
+}
+
+/* Names that an earlier run of this command gave, finished or not. */
 static bool is_ours(const char *name)
 {
-    static const char *const names[] = { "config.json", "generation_config.json", "tokenizer_config.json",
-                                         "tiktoken.model", "model.safetensors.index.json", ".probe.tmp" };
-    unsigned a, b;
-    int end = 0;
-    const char *tmp = strstr(name, ".tmp.");
+    static const char *const patterns[] = {
+        "config.json", "generation_config.json", "tokenizer_config.json", "tiktoken.model",
+        "model.safetensors.index.json", ".probe", "model-#####-of-######.safetensors",
+    };
+    const char *tmp = strstr(name, ".tmp");
     const size_t n = tmp ? (size_t)(tmp - name) : strlen(name);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strlen(names[i]) == n && strncmp(names[i], name, n) == 0)
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (matches(name, n, patterns[i]))
             return true;
-    return sscanf(name, "model-%5u-of-%6u.safetensors%n", &a, &b, &end) == 2 && end > 0 && (size_t)end == n;
+    return false;
 }
 
 /* Creates the directory, or empties one that an earlier run filled. */
@@ -112,7 +123,7 @@ int cmd_synth(int argc, char **argv)
     const char *full_attn = NULL;
     synth_job job = { 0 };
     synth_model model;
-    synth_totals totals;
+    synth_totals totals = { 0 };
     synth_options opt = { .layers = UINT32_MAX, .experts = UINT32_MAX, .vocab = UINT32_MAX, .res_block = UINT32_MAX };
     const cmd_option options[] = {
         { "--preset", NULL, CMD_CHOICE, &preset, "NAME", "Widths: tiny, or k3 (the released model's)", presets },
@@ -136,12 +147,11 @@ int cmd_synth(int argc, char **argv)
         "written by this command before. The same options give the same bytes.",
         options, 1, 1,
     };
-    const char **args = calloc((size_t)argc, sizeof *args);
-    const int n = args ? cmd_parse(&spec, argc, argv, args) : cmd_error(1, "out of memory");
-    job.dir = n > 0 ? args[0] : NULL;
-    free(args);
-    if (n <= 0)
-        return n == -1 ? 0 : n == -2 ? CMD_USAGE : n;
+    const char **args = (const char **)argv + 1; /* parsed in place: never more than there are */
+    const int n = cmd_parse(&spec, argc, argv, args);
+    if (n < 0)
+        return n == -1 ? 0 : CMD_USAGE;
+    job.dir = args[0];
     if (preset < 0)
         return cmd_error(CMD_USAGE, "synth: --preset tiny or --preset k3 is needed (see 'sluice synth --help')");
     if (job.headers_only && job.pool)

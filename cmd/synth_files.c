@@ -184,7 +184,7 @@ static int spread_layers(sl_config *c, const synth_options *opt, sl_err *err)
     if (!opt->full_attn)
         for (uint32_t l = 0; l < c->layers; l++)
             c->is_mla[l] = (l + 1) % 4 == 0 || l + 1 == c->layers;
-    for (size_t i = 0; i < opt->n_full_attn; i++) {
+    for (size_t i = 0; opt->full_attn && i < opt->n_full_attn; i++) {
         const int32_t l = opt->full_attn[i];
         if (l < 1 || (uint32_t)l > c->layers || c->is_mla[l - 1])
             return sl_fail(err, SL_EUSAGE, "--full-attn: found %d, expected different layers from 1 to %u", l, c->layers);

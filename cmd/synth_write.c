@@ -46,7 +46,7 @@ typedef struct {
     int *source; /* file descriptors, -1: not open */
 
     FILE *map;   /* the index, its entries written with the shards */
-    uint64_t total; /* bytes of data */
+    uint64_t total, room; /* bytes of data, and those of them that will take room: clones do not */
     atomic_uint_fast64_t done;
     double start, shown;
 } writer;
@@ -69,8 +69,8 @@ static void show_progress(writer *w)
     const uint64_t n = atomic_load(&w->done);
     w->shown = t;
     fprintf(stderr, "%ssluice: %s of %s, %s/s, %.0f s to go%s", tty ? "\r\033[K" : "", cmd_bytes(done, n),
-            cmd_bytes(total, w->total), cmd_bytes(rate, (uint64_t)((double)n / spent)),
-            n ? spent * (double)(w->total - n) / (double)n : 0.0, tty ? "" : "\n");
+            cmd_bytes(total, w->room), cmd_bytes(rate, (uint64_t)((double)n / spent)),
+            n ? spent * (double)(w->room - n) / (double)n : 0.0, tty ? "" : "\n");
 }
 
 static void end_progress(const writer *w)
@@ -177,7 +177,7 @@ static int probe_clone(writer *w, sl_err *err)
 }
 
 /* Shares [begin, begin + n) of the data with the same bytes at `from` of layer `layer`; n 0: to the end. */
-static int clone(writer *w, uint64_t begin, uint64_t n, uint32_t layer, uint64_t from, uint64_t bytes, sl_err *err)
+static int clone(writer *w, uint64_t begin, uint64_t n, uint32_t layer, uint64_t from, sl_err *err)
 {
     if (layer != w->index && w->source[layer] < 0) {
         char path[4096], name[64];
@@ -193,7 +193,6 @@ static int clone(writer *w, uint64_t begin, uint64_t n, uint32_t layer, uint64_t
                                   .dest_offset = w->shard.header_bytes + begin };
     if (ioctl(w->fd, FICLONERANGE, &r) < 0)
         return fail_clone(w, errno, err);
-    atomic_fetch_add(&w->done, bytes);
     show_progress(w);
     return cmd_interrupted(NULL) ? fail_write(w, EINTR, err) : 0;
 }
@@ -203,14 +202,14 @@ static bool same_kind(const sl_config *c, uint32_t a, uint32_t b)
     return c->is_mla[a] == c->is_mla[b] && sl_config_is_moe(c, a) == sl_config_is_moe(c, b);
 }
 
-/* The layer whose trunk bytes this layer shares: itself for the first `pool` of its kind. */
+/* The layer whose trunk bytes this layer shares: itself for the first `pool` of its kind, and without a pool. */
 static uint32_t trunk_source(const writer *w, uint32_t layer)
 {
     const sl_config *c = &w->model.config;
     uint32_t before = 0, k = 0;
     for (uint32_t l = 0; l < layer; l++)
         before += same_kind(c, l, layer);
-    if (before < w->pool)
+    if (w->pool == 0 || before < w->pool)
         return layer;
     for (uint32_t l = 0, want = before % w->pool;; l++)
         if (same_kind(c, l, layer) && k++ == want)
@@ -221,20 +220,20 @@ static int share_layer(writer *w, sl_err *err)
 {
     const sl_config *c = &w->model.config;
     const uint64_t expert = synth_expert_bytes(c);
+    const uint32_t experts = sl_config_is_moe(c, w->index) ? c->experts : 0;
     int rc = 0;
-    for (uint32_t e = 0; rc == 0 && e < w->shard.trunk_begin / expert; e++) {
+    for (uint32_t e = 0; rc == 0 && e < experts; e++) {
         const uint64_t all = (uint64_t)(w->index - c->dense_layers) * c->experts + e, source = all % w->pool;
         rc = all < w->pool ? write_range(w, e * expert, (e + 1) * expert, err)
                            : clone(w, e * expert, expert, (uint32_t)(source / c->experts) + c->dense_layers,
-                                   source % c->experts * expert, expert, err);
+                                   source % c->experts * expert, err);
     }
     if (rc < 0)
         return rc;
     const uint32_t source = trunk_source(w, w->index);
     if (source == w->index)
         return write_range(w, w->shard.trunk_begin, w->shard.data_bytes, err);
-    return clone(w, w->shard.trunk_begin, 0, source, w->shard.trunk_begin,
-                 w->shard.data_bytes - w->shard.trunk_begin, err);
+    return clone(w, w->shard.trunk_begin, 0, source, w->shard.trunk_begin, err);
 }
 
 /* ---- files ------------------------------------------------------------------------------------ */
@@ -313,7 +312,7 @@ static uint64_t room_for(const writer *w, uint32_t index, const synth_shard *s)
     const sl_config *c = &w->model.config;
     if (w->headers_only)
         return 0;
-    if (!w->pool || index >= c->layers)
+    if (w->pool == 0 || index >= c->layers)
         return s->data_bytes;
     const uint64_t expert = synth_expert_bytes(c), before = sl_config_is_moe(c, index) ?
         (uint64_t)(index - c->dense_layers) * c->experts : w->pool;
@@ -324,7 +323,7 @@ static uint64_t room_for(const writer *w, uint32_t index, const synth_shard *s)
 /* Sums sizes and compares them with what is free, so that a full drive is known before hours of writing. */
 static int check_room(writer *w, uint64_t *tensors, sl_err *err)
 {
-    uint64_t need = 32u << 20; /* the small files */
+    uint64_t need = 4u << 20; /* the small files; names are in header and index */
     synth_shard s;
     for (uint32_t i = 0; i < w->model.shards; i++) {
         const int rc = synth_shard_init(&s, &w->model, i, err);
@@ -332,7 +331,8 @@ static int check_room(writer *w, uint64_t *tensors, sl_err *err)
             return rc;
         w->total += s.data_bytes;
         *tensors += s.n;
-        need += room_for(w, i, &s) + 320 * s.n + SYNTH_ALIGN; /* names are in header and index */
+        w->room += room_for(w, i, &s);
+        need += 320 * s.n + SYNTH_ALIGN;
         synth_shard_clear(&s);
     }
     struct statvfs v;
@@ -340,8 +340,9 @@ static int check_room(writer *w, uint64_t *tensors, sl_err *err)
         return sl_fail(err, SL_EFAIL, "%s: %s", w->dir, strerror(errno));
     const uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
     char a[32], b[32];
-    if (need > room)
-        return sl_fail(err, SL_EFAIL, "%s: needs %s, %s are free", w->dir, cmd_bytes(a, need), cmd_bytes(b, room));
+    if (need + w->room > room)
+        return sl_fail(err, SL_EFAIL, "%s: needs %s, %s are free", w->dir, cmd_bytes(a, need + w->room),
+                       cmd_bytes(b, room));
     return 0;
 }
 

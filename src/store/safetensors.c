@@ -181,7 +181,7 @@ static size_t plain_run(const json *j)
 /* A string into out (room for max + 5), NUL-terminated; out NULL: skipped, any length. */
 static int string(json *j, char *out, size_t max, size_t *len)
 {
-    char scratch[8];
+    char scratch[8] = { 0 };
     size_t n = 0;
     if (!take(j, '"', "a string"))
         return j->rc;
