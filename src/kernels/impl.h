@@ -11,6 +11,14 @@ extern const sl_kernels sl_kernels_avx2, sl_kernels_avx512;
 extern const sl_kernels sl_kernels_neon;
 #endif
 
+/* For the vector variants: every function is inlined into the one that a table names. */
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 /* The weights of all 16 codes under one scale byte: as fp32, and as the two bytes of bf16, which holds
  * them exactly (two significant bits, exponents from -128 up). Filled before any table of functions is
  * handed out. */

@@ -6,6 +6,7 @@
  *   v16_load_bf16 (widens), v16_add, v16_sub, v16_mul, v16_div, v16_fma(a, b, c) = a * b + c,
  *   v16_lt(a, b, x, y) = a < b ? x : y, v16_keep(n, x, y) = x in lanes below n, else y,
  *   v16_and, v16_or, v16_iadd, v16_isub, v16_sar1, v16_shl23 (on the bits), v16_fold (8, 4, 2, 1 apart),
+ *   fold16 (of 16 vectors that lie in a row),
  *   mxfp4_group(p, row) = the weights of 16 bytes as two v16 in lanes that suit the decoder ("physical"),
  *   v16_physical and v16_logical, which bring a vector into and out of that order, and the sizes
  *   TILE_ROWS x TILE_TOKENS (a tile of accumulators in registers), MV_ROWS, MX_ROWS, SUM_BLOCKS.
@@ -14,12 +15,6 @@
 #include <string.h>
 
 #include "base/num.h"
-
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 
 /* `left` elements remain, possibly more than 16: a full vector or the tail. */
 INLINE v16 ld(const float *p, size_t left) { return left >= 16 ? v16_load(p) : v16_loadn(p, left); }
@@ -337,6 +332,7 @@ static void simd_tmm_bf16(float *restrict y, const void *restrict w, const float
 typedef struct {
     const uint8_t *w, *scale; /* scale: MXFP4 only */
     size_t stride, n;         /* bytes from row to row; columns */
+    unsigned bits;            /* of a weight */
 } matrix;
 
 enum { F32, BF16 };
@@ -348,30 +344,37 @@ INLINE size_t prefetch_ahead(const matrix *m, size_t rows)
     return rows * m->stride <= 16384 ? rows * m->stride : 2048;
 }
 
+INLINE v16 mv_load(const uint8_t *p, const int type)
+{
+    return type == BF16 ? v16_load_bf16(p) : v16_load((const float *)(const void *)p);
+}
+
 INLINE void mv_rows(float *y, const matrix *m, const float *x, size_t row, const int type,
                     const size_t rows)
 {
-    const size_t size = type == BF16 ? 2 : 4, n = m->n, ahead = prefetch_ahead(m, rows);
+    const size_t step = type == BF16 ? 32 : 64, n = m->n, ahead = prefetch_ahead(m, rows);
     const uint8_t *w = m->w + row * m->stride;
     v16 acc[MV_ROWS];
     size_t i = 0;
     UNROLL for (size_t r = 0; r < rows; r++)
         acc[r] = v16_set1(0);
-    for (; n - i >= 16; i += 16) {
-        v16 xi = v16_load(x + i);
+    for (; n - i >= 32; i += 32, w += 2 * step) {
+        v16 x0 = v16_load(x + i), x1 = v16_load(x + i + 16);
         UNROLL for (size_t r = 0; r < rows; r++) {
-            const uint8_t *p = w + r * m->stride + i * size;
-            __builtin_prefetch(p + ahead);
-            acc[r] = v16_fma(type == BF16 ? v16_load_bf16(p) : v16_load((const float *)(const void *)p),
-                             xi, acc[r]);
+            const uint8_t *p = w + r * m->stride;
+            __builtin_prefetch(p + ahead); /* one a cache line of bf16; a second one of fp32 follows by itself */
+            acc[r] = v16_fma(mv_load(p, type), x0, acc[r]);
+            acc[r] = v16_fma(mv_load(p + step, type), x1, acc[r]);
         }
     }
-    if (i < n)
+    for (; i < n; i += 16, w += step) {
+        v16 xi = ld(x + i, n - i);
         UNROLL for (size_t r = 0; r < rows; r++) {
-            const uint8_t *p = w + r * m->stride + i * size;
+            const uint8_t *p = w + r * m->stride;
             v16 wi = type == BF16 ? ld_bf16(p, n - i) : ld((const float *)(const void *)p, n - i);
-            acc[r] = fma_left(wi, ld(x + i, n - i), acc[r], n - i);
+            acc[r] = fma_left(wi, xi, acc[r], n - i);
         }
+    }
     UNROLL for (size_t r = 0; r < rows; r++)
         y[row + r] = v16_fold(acc[r]);
 }
@@ -435,10 +438,11 @@ static void mv_mxfp4(float *y, const matrix *m, const float *x, size_t rows)
 
 /* ---- matrix times several tokens ----------------------------------------------------------- *
  * Weights are widened once per batch of tokens, a panel of rows x columns at a time that fits the L1
- * cache; tiles of TILE_ROWS x TILE_TOKENS outputs, each with its own 16 lanes, run over the panel.
- * Lanes wait in `acc` between panels: to store and reload them changes no bit. */
+ * cache beside the lanes and a tile's inputs (16, 18 and 12 KB of 48); tiles of TILE_ROWS x TILE_TOKENS
+ * outputs, each with its own 16 lanes, run over the panel. Lanes wait in `acc` between panels: to store
+ * and reload them changes no bit. */
 
-enum { PANEL_ROWS = 8, PANEL_COLS = 512, BATCH = 64 };
+enum { PANEL_ROWS = 8, PANEL_COLS = 512, BATCH = 36 };
 
 /* Writes columns [col, col + cols) of a row; col is a multiple of PANEL_COLS. */
 typedef void widen_fn(float *panel, const matrix *m, size_t row, size_t col, size_t cols);
@@ -463,8 +467,8 @@ static void widen_mxfp4(float *panel, const matrix *m, size_t row, size_t col, s
     }
 }
 
-INLINE void tile_of(float *acc, const float *panel, const float *x, size_t ldx, size_t cols,
-                    const size_t tokens)
+INLINE void tile_of(float *acc, const float *panel, size_t ldp, const float *x, size_t ldx,
+                    size_t cols, const size_t tokens)
 {
     v16 a[TILE_TOKENS][TILE_ROWS], w[TILE_ROWS];
     size_t i = 0;
@@ -473,7 +477,7 @@ INLINE void tile_of(float *acc, const float *panel, const float *x, size_t ldx, 
             a[t][r] = v16_load(acc + 16 * (t * PANEL_ROWS + r));
     for (; cols - i >= 16; i += 16) {
         UNROLL for (size_t r = 0; r < TILE_ROWS; r++)
-            w[r] = v16_load(panel + r * PANEL_COLS + i);
+            w[r] = v16_load(panel + r * ldp + i);
         UNROLL for (size_t t = 0; t < tokens; t++) {
             v16 xt = v16_load(x + t * ldx + i);
             UNROLL for (size_t r = 0; r < TILE_ROWS; r++)
@@ -484,27 +488,36 @@ INLINE void tile_of(float *acc, const float *panel, const float *x, size_t ldx, 
         UNROLL for (size_t t = 0; t < tokens; t++) {
             v16 xt = v16_loadn(x + t * ldx + i, cols - i);
             UNROLL for (size_t r = 0; r < TILE_ROWS; r++)
-                a[t][r] = fma_left(v16_loadn(panel + r * PANEL_COLS + i, cols - i), xt, a[t][r],
-                                   cols - i);
+                a[t][r] = fma_left(v16_loadn(panel + r * ldp + i, cols - i), xt, a[t][r], cols - i);
         }
     UNROLL for (size_t t = 0; t < tokens; t++)
         UNROLL for (size_t r = 0; r < TILE_ROWS; r++)
             v16_store(acc + 16 * (t * PANEL_ROWS + r), a[t][r]);
 }
 
-static void tile(float *acc, const float *panel, const float *x, size_t ldx, size_t cols,
+static void tile(float *acc, const float *panel, size_t ldp, const float *x, size_t ldx, size_t cols,
                  size_t tokens)
 {
     switch (tokens) {
 #if TILE_TOKENS >= 6
-    case 6: tile_of(acc, panel, x, ldx, cols, 6); break;
-    case 5: tile_of(acc, panel, x, ldx, cols, 5); break;
-    case 4: tile_of(acc, panel, x, ldx, cols, 4); break;
+    case 6: tile_of(acc, panel, ldp, x, ldx, cols, 6); break;
+    case 5: tile_of(acc, panel, ldp, x, ldx, cols, 5); break;
+    case 4: tile_of(acc, panel, ldp, x, ldx, cols, 4); break;
 #endif
-    case 3: tile_of(acc, panel, x, ldx, cols, 3); break;
-    case 2: tile_of(acc, panel, x, ldx, cols, 2); break;
-    default: tile_of(acc, panel, x, ldx, cols, 1); break;
+    case 3: tile_of(acc, panel, ldp, x, ldx, cols, 3); break;
+    case 2: tile_of(acc, panel, ldp, x, ldx, cols, 2); break;
+    default: tile_of(acc, panel, ldp, x, ldx, cols, 1); break;
     }
+}
+
+/* Asks for the panel that follows: the next columns of these rows, or the first of the next rows. */
+static void prefetch_panel(const matrix *m, size_t row, size_t rows, size_t col)
+{
+    const size_t bytes = PANEL_COLS * m->bits / 8;
+    const uint8_t *p = col < m->n ? m->w + row * m->stride + col * m->bits / 8 : m->w + (row + rows) * m->stride;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < bytes; i += 64)
+            __builtin_prefetch(p + r * m->stride + i, 0, 2);
 }
 
 static void mm_tokens(float *y, size_t ldy, const matrix *m, widen_fn *widen, const float *x,
@@ -518,20 +531,30 @@ static void mm_tokens(float *y, size_t ldy, const matrix *m, widen_fn *widen, co
         const size_t nt = tokens - t0 < BATCH ? tokens - t0 : BATCH;
         for (size_t r0 = 0; r0 < rows; r0 += PANEL_ROWS) {
             const size_t nr = rows - r0 < PANEL_ROWS ? rows - r0 : PANEL_ROWS;
-            memset(acc, 0, nt * PANEL_ROWS * 16 * sizeof *acc);
+            memset(acc, 0, (nt + 1) / 2 * 2 * PANEL_ROWS * 16 * sizeof *acc);
             for (size_t col = 0; col < m->n; col += PANEL_COLS) {
                 const size_t cols = m->n - col < PANEL_COLS ? m->n - col : PANEL_COLS;
-                for (size_t r = 0; r < nr; r++)
-                    widen(panel + r * PANEL_COLS, m, r0 + r, col, cols);
+                const float *w = panel;
+                size_t ldp = PANEL_COLS;
+                if (m->bits == 32 && nr % TILE_ROWS == 0) { /* fp32 rows serve as they lie */
+                    w = (const float *)(const void *)(m->w + r0 * m->stride) + col;
+                    ldp = m->stride / sizeof *w;
+                } else {
+                    for (size_t r = 0; r < nr; r++)
+                        widen(panel + r * PANEL_COLS, m, r0 + r, col, cols);
+                }
+                prefetch_panel(m, r0, nr, col + cols);
                 for (size_t t = 0; t < nt; t += TILE_TOKENS)
                     for (size_t r = 0; r < nr; r += TILE_ROWS)
-                        tile(acc + 16 * (t * PANEL_ROWS + r), panel + r * PANEL_COLS,
-                             x + (t0 + t) * ldx + col, ldx, cols,
-                             nt - t < TILE_TOKENS ? nt - t : TILE_TOKENS);
+                        tile(acc + 16 * (t * PANEL_ROWS + r), w + r * ldp, ldp, x + (t0 + t) * ldx + col,
+                             ldx, cols, nt - t < TILE_TOKENS ? nt - t : TILE_TOKENS);
             }
-            for (size_t t = 0; t < nt; t++)
-                for (size_t r = 0; r < nr; r++)
-                    y[(t0 + t) * ldy + r0 + r] = v16_fold(v16_load(acc + 16 * (t * PANEL_ROWS + r)));
+            for (size_t t = 0; t < nt; t += 2) { /* two tokens of eight rows are sixteen outputs */
+                float sums[2 * PANEL_ROWS];
+                fold16(sums, acc + 16 * t * PANEL_ROWS);
+                for (size_t i = t; i < t + 2 && i < nt; i++)
+                    memcpy(y + (t0 + i) * ldy + r0, sums + (i - t) * PANEL_ROWS, nr * sizeof *y);
+            }
         }
     }
 }
@@ -539,7 +562,7 @@ static void mm_tokens(float *y, size_t ldy, const matrix *m, widen_fn *widen, co
 static void simd_mm_bf16(float *restrict y, size_t ldy, const void *restrict w,
                          const float *restrict x, size_t ldx, size_t rows, size_t n, size_t tokens)
 {
-    const matrix m = { .w = w, .stride = 2 * n, .n = n };
+    const matrix m = { .w = w, .stride = 2 * n, .n = n, .bits = 16 };
     if (tokens == 1)
         mv(y, &m, x, rows, BF16);
     else
@@ -549,7 +572,7 @@ static void simd_mm_bf16(float *restrict y, size_t ldy, const void *restrict w,
 static void simd_mm_f32(float *restrict y, size_t ldy, const float *restrict w, size_t ldw,
                         const float *restrict x, size_t ldx, size_t rows, size_t n, size_t tokens)
 {
-    const matrix m = { .w = (const void *)w, .stride = 4 * ldw, .n = n };
+    const matrix m = { .w = (const void *)w, .stride = 4 * ldw, .n = n, .bits = 32 };
     if (tokens == 1)
         mv(y, &m, x, rows, F32);
     else
@@ -560,7 +583,7 @@ static void simd_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict
                           const uint8_t *restrict scale, const float *restrict x, size_t ldx,
                           size_t rows, size_t n, size_t tokens)
 {
-    const matrix m = { .w = packed, .scale = scale, .stride = n / 2, .n = n };
+    const matrix m = { .w = packed, .scale = scale, .stride = n / 2, .n = n, .bits = 4 };
     if (tokens == 1)
         mv_mxfp4(y, &m, x, rows);
     else

@@ -4,8 +4,6 @@
 
 #include "kernels/impl.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 enum { TILE_ROWS = 2, MV_ROWS = 4, MX_ROWS = 2, SUM_BLOCKS = 4 };
 #define TILE_TOKENS 3
 
@@ -126,6 +124,12 @@ INLINE float v16_fold(v16 v)
     float32x4_t a4 = vaddq_f32(a8, b8);
     float32x2_t a2 = vadd_f32(vget_low_f32(a4), vget_high_f32(a4));
     return vget_lane_f32(a2, 0) + vget_lane_f32(a2, 1);
+}
+
+INLINE void fold16(float sums[16], const float *lanes)
+{
+    for (int i = 0; i < 16; i++)
+        sums[i] = v16_fold(v16_load(lanes + 16 * i));
 }
 
 typedef struct {

@@ -3,8 +3,6 @@
 
 #include "kernels/impl.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 enum { TILE_ROWS = 2, MV_ROWS = 4, MX_ROWS = 2, SUM_BLOCKS = 4 };
 #define TILE_TOKENS 3
 
@@ -98,6 +96,12 @@ INLINE float v16_fold(v16 v)
     __m128 a4 = _mm_add_ps(_mm256_castps256_ps128(a8), _mm256_extractf128_ps(a8, 1));
     __m128 a2 = _mm_add_ps(a4, _mm_movehl_ps(a4, a4));
     return _mm_cvtss_f32(_mm_add_ss(a2, _mm_movehdup_ps(a2)));
+}
+
+INLINE void fold16(float sums[16], const float *lanes)
+{
+    for (int i = 0; i < 16; i++)
+        sums[i] = v16_fold(v16_load(lanes + 16 * i));
 }
 
 typedef struct {

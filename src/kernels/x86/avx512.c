@@ -3,8 +3,6 @@
 
 #include "kernels/impl.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 enum { TILE_ROWS = 4, MV_ROWS = 4, MX_ROWS = 4, SUM_BLOCKS = 8 };
 #define TILE_TOKENS 6
 
@@ -49,6 +47,28 @@ INLINE float v16_fold(v16 v)
     __m128 a4 = _mm_add_ps(_mm256_castps256_ps128(a8), _mm256_extractf128_ps(a8, 1));
     __m128 a2 = _mm_add_ps(a4, _mm_movehl_ps(a4, a4));
     return _mm_cvtss_f32(_mm_add_ss(a2, _mm_movehdup_ps(a2)));
+}
+
+/* The 16 folds side by side: each step adds what is 8, 4, 2, 1 apart and packs two vectors into one. */
+INLINE void fold16(float sums[16], const float *lanes)
+{
+    v16 v[16];
+    UNROLL for (int i = 0; i < 16; i++)
+        v[i] = v16_load(lanes + 16 * i);
+    UNROLL for (int i = 0; i < 8; i++)
+        v[i] = v16_add(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                       _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
+    UNROLL for (int i = 0; i < 4; i++)
+        v[i] = v16_add(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
+                       _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
+    UNROLL for (int i = 0; i < 2; i++) {
+        __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
+        v[i] = v16_add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    /* Quads of the result hold vectors i, i + 4, i + 8, i + 12. */
+    v16 sum = v16_add(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    v16_store(sums, _mm512_permutexvar_ps(order, sum));
 }
 
 typedef struct {
