@@ -84,7 +84,7 @@ static uint64_t tensor_bytes(const sl_expert_options *o, int tensor)
 
 static void lay_out(layout *l, const sl_expert_options *o, const sl_expert_place *p)
 {
-    int order[SL_EXPERT_TENSORS];
+    int order[SL_EXPERT_TENSORS] = { 0 };
     for (int i = 0; i < SL_EXPERT_TENSORS; i++) {
         int at = i;
         for (; at > 0 && (p->file[order[at - 1]] > p->file[i] ||

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -261,7 +262,8 @@ static int skip_value(json *j, unsigned depth)
 /* ---- the set of names, as 64-bit hashes ------------------------------------------------------- */
 
 /* A collision of two different names would refuse a good model, with a chance of 10^-8 at half a
- * million names; it can never let a bad one pass. */
+ * million names; it can never let a bad one pass. The key is chance, so that no file can be made whose
+ * names collide and take forever. */
 enum { NOT_SEEN = 0x8000 }; /* in `shard`: named by the index, not yet met in a shard */
 typedef struct {
     uint64_t hash; /* 0: free */
@@ -270,11 +272,12 @@ typedef struct {
 typedef struct {
     name_slot *slot;
     size_t size, used; /* size: a power of two */
+    uint64_t key;
 } name_set;
 
-static uint64_t hash_name(const char *s, size_t n)
+static uint64_t hash_name(const name_set *set, const char *s, size_t n)
 {
-    uint64_t h = 0x9e3779b97f4a7c15u ^ n;
+    uint64_t h = set->key ^ n;
     while (n) {
         uint64_t w = 0;
         const size_t k = n < 8 ? n : 8;
@@ -305,6 +308,8 @@ static void clear_set(name_set *s)
 
 static int grow_set(name_set *s)
 {
+    if (!s->size && getrandom(&s->key, sizeof s->key, 0) < 0)
+        return SL_EFAIL;
     name_set bigger = { .size = s->size ? 2 * s->size : 1024, .used = s->used };
     bigger.slot = sl_mem_alloc(NULL, SL_MEM_INDEX, bigger.size * sizeof *bigger.slot); /* in large pages */
     if (!bigger.slot)
@@ -318,11 +323,12 @@ static int grow_set(name_set *s)
     return 0;
 }
 
-/* The slot of h, added with `shard` when new (*added). NULL: out of memory. */
-static uint16_t *add_name(name_set *s, uint64_t h, uint16_t shard, bool *added)
+/* The slot of a name, added with `shard` when new (*added). NULL: out of memory. */
+static uint16_t *add_name(name_set *s, const char *name, size_t len, uint16_t shard, bool *added)
 {
     if (2 * (s->used + 1) > s->size && grow_set(s) < 0)
         return NULL;
+    const uint64_t h = hash_name(s, name, len);
     name_slot *slot = &s->slot[find_slot(s, h)];
     *added = slot->hash == 0;
     if (*added) {
@@ -452,7 +458,7 @@ static int check_entry(const header *h, const sl_tensor *t, unsigned elem_bytes,
 static int note_name(header *h, const sl_tensor *t)
 {
     bool added;
-    uint16_t *slot = add_name(h->names, hash_name(t->name, t->name_len), h->shard, &added);
+    uint16_t *slot = add_name(h->names, t->name, t->name_len, h->shard, &added);
     if (!slot)
         return sl_fail(h->j.err, SL_EFAIL, "%s: no memory for tensor names", h->j.file);
     if (h->indexed && added)
@@ -524,7 +530,7 @@ static int parse_metadata(header *h)
     while (more(j, '}', &first)) {
         if (string(j, key, SL_ST_NAME_MAX, &len) < 0 || !take(j, ':', "':'") || string(j, NULL, 0, NULL) < 0)
             break;
-        if (!add_name(&keys, hash_name(key, len), 0, &added) || !added) {
+        if (!add_name(&keys, key, len, 0, &added) || !added) {
             j->rc = sl_fail(j->err, SL_EFORMAT, "%s: __metadata__: %s occurs twice", j->file, key);
             break;
         }
@@ -707,14 +713,14 @@ static int walk_index(opener *o, int fd, const char *path, index_fn *fn)
 static int note_indexed(opener *o, json *j, const char *name, size_t len, uint16_t shard)
 {
     bool added;
-    if (!add_name(&o->names, hash_name(name, len), shard | NOT_SEEN, &added))
+    if (!add_name(&o->names, name, len, shard | NOT_SEEN, &added))
         return sl_fail(o->err, SL_EFAIL, "%s: no memory for tensor names", j->file);
     return added ? 0 : sl_fail(o->err, SL_EFORMAT, "%s: weight_map: %s occurs twice", j->file, name);
 }
 
 static int find_absent(opener *o, json *j, const char *name, size_t len, uint16_t shard)
 {
-    if (!(o->names.slot[find_slot(&o->names, hash_name(name, len))].shard & NOT_SEEN))
+    if (!(o->names.slot[find_slot(&o->names, hash_name(&o->names, name, len))].shard & NOT_SEEN))
         return 0;
     return sl_fail(o->err, SL_EFORMAT, "%s: weight_map: %s is not in %s", j->file, name, o->s->name[shard]);
 }
