@@ -15,7 +15,15 @@
 #include "base/mem.h"
 #include "kernels/kernels.h"
 
-enum { N = 7168, LATENT = 3584, TOKENS = 64, TOKEN_ROWS = 2048, SMALL = 4096, DIM = 128, MAX_REPS = 99 };
+enum {
+    N = 7168,
+    LATENT = 3584,
+    TOKENS = 64,
+    TOKEN_ROWS = 2048,
+    SMALL = 4096,
+    DIM = 128,
+    MAX_REPS = 99
+};
 
 typedef struct {
     const sl_kernels *k;
@@ -46,16 +54,23 @@ static size_t share(const job *j, size_t rows, unsigned t, size_t *begin)
     return rows * (t + 1) / j->threads - *begin;
 }
 
+/* Four streams, prefetched, as no kernel could do better. */
 static double read_part(const job *j, unsigned t)
 {
-    typedef uint64_t v8 __attribute__((vector_size(64)));
-    const size_t n = bytes / sizeof(v8) / j->threads;
-    const v8 *p = (const v8 *)(const void *)weights + n * t;
-    v8 sum = { 0 };
-    for (size_t i = 0; i < n; i++)
-        sum += p[i];
-    sink += sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
-    return (double)(n * sizeof(v8)) * 1e-9;
+    typedef uint64_t v4 __attribute__((vector_size(32)));
+    enum { STREAMS = 4 };
+    const size_t lines = bytes / 64 / j->threads / STREAMS;
+    const uint8_t *p = weights + lines * STREAMS * 64 * t;
+    v4 sum[STREAMS] = { { 0 } };
+    for (size_t i = 0; i < lines; i++)
+        for (int s = 0; s < STREAMS; s++) {
+            const v4 *line = (const v4 *)(const void *)(p + (lines * (size_t)s + i) * 64);
+            __builtin_prefetch((const uint8_t *)line + 4096);
+            sum[s] += line[0] ^ line[1];
+        }
+    for (int s = 0; s < STREAMS; s++)
+        sink += sum[s][0] + sum[s][1] + sum[s][2] + sum[s][3];
+    return (double)(lines * STREAMS * 64) * 1e-9;
 }
 
 /* Independent chains of fused multiply-adds in registers. */
@@ -66,9 +81,10 @@ enum { CHAINS = 12, PEAK_STEPS = 4000000 };
     {                                                                                              \
         for (int i = 0; i < PEAK_STEPS; i++)                                                       \
             __asm__ volatile(FMA(reg, 0) FMA(reg, 1) FMA(reg, 2) FMA(reg, 3) FMA(reg, 4)           \
-                FMA(reg, 5) FMA(reg, 6) FMA(reg, 7) FMA(reg, 8) FMA(reg, 9) FMA(reg, 10)           \
-                FMA(reg, 11) ::: "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",   \
-                "xmm8", "xmm9", "xmm10", "xmm11", "xmm12");                                        \
+                                 FMA(reg, 5) FMA(reg, 6) FMA(reg, 7) FMA(reg, 8) FMA(reg, 9)       \
+                                     FMA(reg, 10) FMA(reg, 11)::                                   \
+                                         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", \
+                                           "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12");     \
         return 2e-9 * CHAINS * PEAK_STEPS;                                                         \
     }
 #define FMA(reg, i) "vfmadd231ps %%" #reg "12, %%" #reg "12, %%" #reg #i "\n\t"
@@ -79,9 +95,9 @@ PEAK(peak_avx2, "avx2,fma", ymm)
 static double peak_neon(void)
 {
     for (int i = 0; i < PEAK_STEPS; i++)
-        __asm__ volatile(FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9) FMA(10)
-                             FMA(11)::: "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10",
-                         "v11", "v16");
+        __asm__ volatile(
+            FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9) FMA(10) FMA(11)::
+                : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v16");
     return 2e-9 * CHAINS * PEAK_STEPS;
 }
 #endif
@@ -112,8 +128,8 @@ static double mv_bf16_part(const job *j, unsigned t)
 static double mv_mxfp4_part(const job *j, unsigned t)
 {
     size_t begin, rows = share(j, bytes / (LATENT / 2), t, &begin);
-    j->k->mm_mxfp4(y + begin, 0, weights + begin * LATENT / 2, scales + begin * LATENT / 32, x, 0, rows, LATENT,
-                   1);
+    j->k->mm_mxfp4(y + begin, 0, weights + begin * LATENT / 2, scales + begin * LATENT / 32, x, 0,
+                   rows, LATENT, 1);
     return (double)(rows * (LATENT / 2 + LATENT / 32)) * 1e-9;
 }
 
@@ -127,7 +143,8 @@ static double mm_bf16_part(const job *j, unsigned t)
 static double mm_mxfp4_part(const job *j, unsigned t)
 {
     size_t begin, rows = share(j, TOKEN_ROWS, t, &begin);
-    j->k->mm_mxfp4(y + begin, TOKEN_ROWS, weights + begin * N / 2, scales + begin * N / 32, x, N, rows, N, TOKENS);
+    j->k->mm_mxfp4(y + begin, TOKEN_ROWS, weights + begin * N / 2, scales + begin * N / 32, x, N,
+                   rows, N, TOKENS);
     return 2e-9 * (double)rows * N * TOKENS;
 }
 
@@ -136,13 +153,14 @@ static double kda_part(const job *j, unsigned t)
     const size_t state = DIM * DIM * sizeof(float);
     size_t begin, heads = share(j, bytes / state / 2, t, &begin);
     for (size_t h = begin; h < begin + heads; h++)
-        j->k->kda_step(y + DIM * t, states + DIM * DIM * h, x, x + DIM, x + 2 * DIM, alpha, 0.01f, DIM, DIM);
+        j->k->kda_step(y + DIM * t, states + DIM * DIM * h, x, x + DIM, x + 2 * DIM, alpha, 0.01f,
+                       DIM, DIM);
     return (double)(2 * heads * state) * 1e-9;
 }
 
 /* One-input and gate functions on vectors in the L1 cache; the unit is 10^9 elements. */
 #define SMALL_PART(fn, call)                                                                       \
-    static double fn(const job *j, unsigned t)                                                   \
+    static double fn(const job *j, unsigned t)                                                     \
     {                                                                                              \
         const int times = strcmp(j->k->name, "scalar") ? 2000 : 100;                               \
         float *out = y + SMALL * t;                                                                \
@@ -295,8 +313,10 @@ int main(int argc, char **argv)
                 double *s = sample[v][c][r];
                 qsort(s, (size_t)reps, sizeof *s, by_value);
                 const double median = s[reps / 2];
-                const double top = rows[r].ceiling < 0 ? 0 : sample[v][c][rows[r].ceiling][reps / 2];
-                printf("%s,%u,%s,%.2f,%s,", table[v]->name, counts[c], rows[r].name, median, rows[r].unit);
+                const double top =
+                    rows[r].ceiling < 0 ? 0 : sample[v][c][rows[r].ceiling][reps / 2];
+                printf("%s,%u,%s,%.2f,%s,", table[v]->name, counts[c], rows[r].name, median,
+                       rows[r].unit);
                 if (top > 0)
                     printf("%.2f", median / top);
                 printf("\n");

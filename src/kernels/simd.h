@@ -7,9 +7,10 @@
  *   v16_lt(a, b, x, y) = a < b ? x : y, v16_keep(n, x, y) = x in lanes below n, else y,
  *   v16_and, v16_or, v16_iadd, v16_isub, v16_sar1, v16_shl23 (on the bits), v16_fold (8, 4, 2, 1 apart),
  *   fold16 (of 16 vectors that lie in a row),
- *   mxfp4_group(p, row) = the weights of 16 bytes as two v16 in lanes that suit the decoder ("physical"),
- *   v16_physical and v16_logical, which bring a vector into and out of that order, and the sizes
- *   TILE_ROWS x TILE_TOKENS (a tile of accumulators in registers), MV_ROWS, MX_ROWS, SUM_BLOCKS.
+ *   mxfp4_group(p, row) = the weights of 16 bytes as two v16 in lanes that suit the decoder
+ *   ("physical"), v16_physical and v16_logical, which bring a vector into and out of that order;
+ *   the sizes TILE_ROWS x TILE_TOKENS (a tile of accumulators in registers), MV_ROWS (rows at once for
+ *   one token), MX_ROWS (the same for MXFP4 or up to MV_TOKENS tokens), SUM_BLOCKS.
  * Everything is static: code for one instruction set must never be linked into another's path. */
 #include <math.h>
 #include <string.h>
@@ -166,7 +167,10 @@ static void simd_widen_bf16(float *restrict y, const void *restrict w, size_t n)
 
 static void simd_exp(float *y, const float *x, size_t n) { EACH(n, y, exp16(ld(x + i, left))) }
 static void simd_tanh(float *y, const float *x, size_t n) { EACH(n, y, tanh16(ld(x + i, left))) }
-static void simd_sigmoid(float *y, const float *x, size_t n) { EACH(n, y, sigmoid16(ld(x + i, left))) }
+static void simd_sigmoid(float *y, const float *x, size_t n)
+{
+    EACH(n, y, sigmoid16(ld(x + i, left)))
+}
 
 static float simd_exp_sum(float *y, const float *x, float max, size_t n)
 {
@@ -327,7 +331,7 @@ static void simd_tmm_bf16(float *restrict y, const void *restrict w, const float
     sum_rows(y, x, w, 2 * n, rows, true, n);
 }
 
-/* ---- matrix times vector: one pass over the weights, several rows share x ---------------------- */
+/* ---- matrix times few tokens: weights go from memory to registers once ------------------------- */
 
 typedef struct {
     const uint8_t *w, *scale; /* scale: MXFP4 only */
@@ -335,7 +339,9 @@ typedef struct {
     unsigned bits;            /* of a weight */
 } matrix;
 
-enum { F32, BF16 };
+/* Some rows of the matrix for up to MV_TOKENS tokens; y and x belong to the first row and token. */
+typedef void mv_fn(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                   size_t rows, size_t tokens);
 
 /* How far ahead of its use a weight is asked for: a whole block of rows, unless they would push each
  * other out of the L1 cache, then a few lines of the same row. */
@@ -344,96 +350,155 @@ INLINE size_t prefetch_ahead(const matrix *m, size_t rows)
     return rows * m->stride <= 16384 ? rows * m->stride : 2048;
 }
 
-INLINE v16 mv_load(const uint8_t *p, const int type)
+INLINE v16 mv_load(const uint8_t *p, const unsigned bits)
 {
-    return type == BF16 ? v16_load_bf16(p) : v16_load((const float *)(const void *)p);
+    return bits == 16 ? v16_load_bf16(p) : v16_load((const float *)(const void *)p);
 }
 
-INLINE void mv_rows(float *y, const matrix *m, const float *x, size_t row, const int type,
-                    const size_t rows)
+INLINE v16 mv_loadn(const uint8_t *p, const unsigned bits, size_t left)
 {
-    const size_t step = type == BF16 ? 32 : 64, n = m->n, ahead = prefetch_ahead(m, rows);
+    return bits == 16 ? ld_bf16(p, left) : ld((const float *)(const void *)p, left);
+}
+
+INLINE void mv_block(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                     const unsigned bits, const size_t rows, const size_t tokens)
+{
+    const size_t step = 2 * bits, n = m->n, ahead = prefetch_ahead(m, rows);
     const uint8_t *w = m->w + row * m->stride;
-    v16 acc[MV_ROWS];
+    v16 acc[MV_ROWS][MV_TOKENS];
     size_t i = 0;
     UNROLL for (size_t r = 0; r < rows; r++)
-        acc[r] = v16_set1(0);
-    for (; n - i >= 32; i += 32, w += 2 * step) {
-        v16 x0 = v16_load(x + i), x1 = v16_load(x + i + 16);
+        UNROLL for (size_t t = 0; t < tokens; t++)
+            acc[r][t] = v16_set1(0);
+    for (; n - i >= 32; i += 32, w += 2 * step)
         UNROLL for (size_t r = 0; r < rows; r++) {
             const uint8_t *p = w + r * m->stride;
-            __builtin_prefetch(p + ahead); /* one a cache line of bf16; a second one of fp32 follows by itself */
-            acc[r] = v16_fma(mv_load(p, type), x0, acc[r]);
-            acc[r] = v16_fma(mv_load(p + step, type), x1, acc[r]);
+            const v16 w0 = mv_load(p, bits), w1 = mv_load(p + step, bits);
+            __builtin_prefetch(p + ahead); /* a line of bf16; fp32's second line follows by itself */
+            UNROLL for (size_t t = 0; t < tokens; t++) {
+                acc[r][t] = v16_fma(w0, v16_load(x + t * ldx + i), acc[r][t]);
+                acc[r][t] = v16_fma(w1, v16_load(x + t * ldx + i + 16), acc[r][t]);
+            }
         }
-    }
-    for (; i < n; i += 16, w += step) {
-        v16 xi = ld(x + i, n - i);
+    for (; i < n; i += 16, w += step)
         UNROLL for (size_t r = 0; r < rows; r++) {
-            const uint8_t *p = w + r * m->stride;
-            v16 wi = type == BF16 ? ld_bf16(p, n - i) : ld((const float *)(const void *)p, n - i);
-            acc[r] = fma_left(wi, xi, acc[r], n - i);
+            const v16 wi = mv_loadn(w + r * m->stride, bits, n - i);
+            UNROLL for (size_t t = 0; t < tokens; t++)
+                acc[r][t] = fma_left(wi, ld(x + t * ldx + i, n - i), acc[r][t], n - i);
         }
-    }
     UNROLL for (size_t r = 0; r < rows; r++)
-        y[row + r] = v16_fold(acc[r]);
+        UNROLL for (size_t t = 0; t < tokens; t++)
+            y[t * ldy + r] = v16_fold(acc[r][t]);
 }
 
-INLINE void mv(float *y, const matrix *m, const float *x, size_t rows, const int type)
+INLINE void mv_tokens(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                      size_t rows, const unsigned bits, const size_t tokens)
 {
+    const size_t block = tokens == 1 ? MV_ROWS : MX_ROWS;
     size_t r = 0;
-    for (; rows - r >= MV_ROWS; r += MV_ROWS)
-        mv_rows(y, m, x, r, type, MV_ROWS);
+    for (; rows - r >= block; r += block)
+        mv_block(y + r, ldy, m, x, ldx, row + r, bits, block, tokens);
     for (; r < rows; r++)
-        mv_rows(y, m, x, r, type, 1);
+        mv_block(y + r, ldy, m, x, ldx, row + r, bits, 1, tokens);
+}
+
+/* Calls fn(..., 1 to MV_TOKENS) with the number of tokens as a constant. */
+#if MV_TOKENS == 4
+#define BY_TOKENS(fn, ...)                                                                         \
+    switch (tokens) {                                                                              \
+    case 4:                                                                                        \
+        fn(__VA_ARGS__, 4);                                                                        \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        fn(__VA_ARGS__, 3);                                                                        \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        fn(__VA_ARGS__, 2);                                                                        \
+        break;                                                                                     \
+    default:                                                                                       \
+        fn(__VA_ARGS__, 1);                                                                        \
+        break;                                                                                     \
+    }
+#else
+#define BY_TOKENS(fn, ...)                                                                         \
+    if (tokens == 2)                                                                               \
+        fn(__VA_ARGS__, 2);                                                                        \
+    else                                                                                           \
+        fn(__VA_ARGS__, 1);
+#endif
+
+static void mv_bf16(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                    size_t rows, size_t tokens)
+{
+    BY_TOKENS(mv_tokens, y, ldy, m, x, ldx, row, rows, 16)
+}
+
+static void mv_f32(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                   size_t rows, size_t tokens)
+{
+    BY_TOKENS(mv_tokens, y, ldy, m, x, ldx, row, rows, 32)
 }
 
 /* MXFP4: x is brought into physical lanes once for MX_BATCH rows, a stretch of columns at a time; the
  * sums of these rows wait in `acc` between stretches. */
-enum { MX_COLS = 4096, MX_BATCH = 128 };
+enum { MX_COLS = 8192, MX_BATCH = 64 };
 
-INLINE void mx_rows(v16 *acc, const matrix *m, const float *x, size_t row, size_t col, size_t cols,
-                    const size_t rows)
+INLINE void mx_block(v16 *acc, const matrix *m, const float *x, size_t row, size_t col, size_t cols,
+                     const size_t rows, const size_t tokens)
 {
     const size_t scales = m->n / 32;
-    const uint8_t *w = m->w + row * m->stride + col / 2, *scale = m->scale + row * scales + col / 32;
-    const uint8_t *next = w + rows * m->stride; /* asked for a block ahead, in the order of addresses */
-    v16 a[MX_ROWS];
+    const uint8_t *w = m->w + row * m->stride + col / 2;
+    const uint8_t *scale = m->scale + row * scales + col / 32;
+    const uint8_t *next = w + rows * m->stride; /* a block ahead, in the order of addresses */
+    v16 a[MX_ROWS][MV_TOKENS];
     UNROLL for (size_t r = 0; r < rows; r++)
-        a[r] = acc[r];
+        UNROLL for (size_t t = 0; t < tokens; t++)
+            a[r][t] = acc[r * tokens + t];
     for (size_t i = 0; i < cols / 2; i += 16, scale++) {
         __builtin_prefetch(next + rows * i);
         UNROLL for (size_t r = 0; r < rows; r++) {
             const v16x2 wi = mxfp4_group(w + r * m->stride + i, &sl_mxfp4_lut[scale[r * scales]]);
-            a[r] = v16_fma(wi.half[0], v16_load(x + 2 * i), a[r]);
-            a[r] = v16_fma(wi.half[1], v16_load(x + 2 * i + 16), a[r]);
+            UNROLL for (size_t t = 0; t < tokens; t++) {
+                a[r][t] = v16_fma(wi.half[0], v16_load(x + t * MX_COLS + 2 * i), a[r][t]);
+                a[r][t] = v16_fma(wi.half[1], v16_load(x + t * MX_COLS + 2 * i + 16), a[r][t]);
+            }
         }
     }
     UNROLL for (size_t r = 0; r < rows; r++)
-        acc[r] = a[r];
+        UNROLL for (size_t t = 0; t < tokens; t++)
+            acc[r * tokens + t] = a[r][t];
 }
 
-static void mv_mxfp4(float *y, const matrix *m, const float *x, size_t rows)
+INLINE void mx_tokens(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                      size_t rows, const size_t tokens)
 {
-    float xp[MX_COLS] __attribute__((aligned(64)));
-    v16 acc[MX_BATCH];
+    float xp[MV_TOKENS * MX_COLS] __attribute__((aligned(64)));
+    v16 acc[MX_BATCH * MV_TOKENS];
     for (size_t r0 = 0; r0 < rows; r0 += MX_BATCH) {
         const size_t nr = rows - r0 < MX_BATCH ? rows - r0 : MX_BATCH;
-        for (size_t r = 0; r < nr; r++)
-            acc[r] = v16_set1(0);
+        for (size_t i = 0; i < nr * tokens; i++)
+            acc[i] = v16_set1(0);
         for (size_t col = 0; col < m->n; col += MX_COLS) {
             const size_t cols = m->n - col < MX_COLS ? m->n - col : MX_COLS;
             size_t r = 0;
-            for (size_t i = 0; i < cols; i += 16)
-                v16_store(xp + i, v16_physical(v16_load(x + col + i)));
+            for (size_t t = 0; t < tokens; t++)
+                for (size_t i = 0; i < cols; i += 16)
+                    v16_store(xp + t * MX_COLS + i, v16_physical(v16_load(x + t * ldx + col + i)));
             for (; nr - r >= MX_ROWS; r += MX_ROWS)
-                mx_rows(acc + r, m, xp, r0 + r, col, cols, MX_ROWS);
+                mx_block(acc + r * tokens, m, xp, row + r0 + r, col, cols, MX_ROWS, tokens);
             for (; r < nr; r++)
-                mx_rows(acc + r, m, xp, r0 + r, col, cols, 1);
+                mx_block(acc + r * tokens, m, xp, row + r0 + r, col, cols, 1, tokens);
         }
         for (size_t r = 0; r < nr; r++)
-            y[r0 + r] = v16_fold(v16_logical(acc[r]));
+            for (size_t t = 0; t < tokens; t++)
+                y[t * ldy + r0 + r] = v16_fold(v16_logical(acc[r * tokens + t]));
     }
+}
+
+static void mv_mxfp4(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
+                     size_t rows, size_t tokens)
+{
+    BY_TOKENS(mx_tokens, y, ldy, m, x, ldx, row, rows)
 }
 
 /* ---- matrix times several tokens ----------------------------------------------------------- *
@@ -459,7 +524,8 @@ static void widen_bf16(float *panel, const matrix *m, size_t row, size_t col, si
 
 static void widen_mxfp4(float *panel, const matrix *m, size_t row, size_t col, size_t cols)
 {
-    const uint8_t *p = m->w + row * m->stride + col / 2, *scale = m->scale + (row * m->n + col) / 32;
+    const uint8_t *p = m->w + row * m->stride + col / 2;
+    const uint8_t *scale = m->scale + (row * m->n + col) / 32;
     for (size_t g = 0; g < cols / 32; g++) {
         const v16x2 wi = mxfp4_group(p + 16 * g, &sl_mxfp4_lut[scale[g]]);
         v16_store(panel + 32 * g, v16_logical(wi.half[0]));
@@ -495,18 +561,30 @@ INLINE void tile_of(float *acc, const float *panel, size_t ldp, const float *x, 
             v16_store(acc + 16 * (t * PANEL_ROWS + r), a[t][r]);
 }
 
-static void tile(float *acc, const float *panel, size_t ldp, const float *x, size_t ldx, size_t cols,
-                 size_t tokens)
+static void tile(float *acc, const float *panel, size_t ldp, const float *x, size_t ldx,
+                 size_t cols, size_t tokens)
 {
     switch (tokens) {
 #if TILE_TOKENS >= 6
-    case 6: tile_of(acc, panel, ldp, x, ldx, cols, 6); break;
-    case 5: tile_of(acc, panel, ldp, x, ldx, cols, 5); break;
-    case 4: tile_of(acc, panel, ldp, x, ldx, cols, 4); break;
+    case 6:
+        tile_of(acc, panel, ldp, x, ldx, cols, 6);
+        break;
+    case 5:
+        tile_of(acc, panel, ldp, x, ldx, cols, 5);
+        break;
+    case 4:
+        tile_of(acc, panel, ldp, x, ldx, cols, 4);
+        break;
 #endif
-    case 3: tile_of(acc, panel, ldp, x, ldx, cols, 3); break;
-    case 2: tile_of(acc, panel, ldp, x, ldx, cols, 2); break;
-    default: tile_of(acc, panel, ldp, x, ldx, cols, 1); break;
+    case 3:
+        tile_of(acc, panel, ldp, x, ldx, cols, 3);
+        break;
+    case 2:
+        tile_of(acc, panel, ldp, x, ldx, cols, 2);
+        break;
+    default:
+        tile_of(acc, panel, ldp, x, ldx, cols, 1);
+        break;
     }
 }
 
@@ -514,7 +592,8 @@ static void tile(float *acc, const float *panel, size_t ldp, const float *x, siz
 static void prefetch_panel(const matrix *m, size_t row, size_t rows, size_t col)
 {
     const size_t bytes = PANEL_COLS * m->bits / 8;
-    const uint8_t *p = col < m->n ? m->w + row * m->stride + col * m->bits / 8 : m->w + (row + rows) * m->stride;
+    const uint8_t *p =
+        col < m->n ? m->w + row * m->stride + col * m->bits / 8 : m->w + (row + rows) * m->stride;
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < bytes; i += 64)
             __builtin_prefetch(p + r * m->stride + i, 0, 2);
@@ -546,8 +625,9 @@ static void mm_tokens(float *y, size_t ldy, const matrix *m, widen_fn *widen, co
                 prefetch_panel(m, r0, nr, col + cols);
                 for (size_t t = 0; t < nt; t += TILE_TOKENS)
                     for (size_t r = 0; r < nr; r += TILE_ROWS)
-                        tile(acc + 16 * (t * PANEL_ROWS + r), w + r * ldp, ldp, x + (t0 + t) * ldx + col,
-                             ldx, cols, nt - t < TILE_TOKENS ? nt - t : TILE_TOKENS);
+                        tile(acc + 16 * (t * PANEL_ROWS + r), w + r * ldp, ldp,
+                             x + (t0 + t) * ldx + col, ldx, cols,
+                             nt - t < TILE_TOKENS ? nt - t : TILE_TOKENS);
             }
             for (size_t t = 0; t < nt; t += 2) { /* two tokens of eight rows are sixteen outputs */
                 float sums[2 * PANEL_ROWS];
@@ -559,24 +639,36 @@ static void mm_tokens(float *y, size_t ldy, const matrix *m, widen_fn *widen, co
     }
 }
 
+/* Few tokens take the direct way: all at once, or bf16, which is cheap to widen again, in two turns over
+ * rows that are still in the cache. */
+INLINE void mm(float *y, size_t ldy, const matrix *m, mv_fn *few, widen_fn *widen, const float *x,
+               size_t ldx, size_t rows, size_t tokens)
+{
+    const size_t turns = tokens > MV_TOKENS && m->bits == 16 ? 2 : 1,
+                 turn = (tokens + turns - 1) / turns;
+    const size_t step = turns == 1 ? rows : 32;
+    if (turn > MV_TOKENS) {
+        mm_tokens(y, ldy, m, widen, x, ldx, rows, tokens);
+        return;
+    }
+    for (size_t r = 0; r < rows; r += step)
+        for (size_t t = 0; t < tokens; t += turn)
+            few(y + t * ldy + r, ldy, m, x + t * ldx, ldx, r, rows - r < step ? rows - r : step,
+                tokens - t < turn ? tokens - t : turn);
+}
+
 static void simd_mm_bf16(float *restrict y, size_t ldy, const void *restrict w,
                          const float *restrict x, size_t ldx, size_t rows, size_t n, size_t tokens)
 {
     const matrix m = { .w = w, .stride = 2 * n, .n = n, .bits = 16 };
-    if (tokens == 1)
-        mv(y, &m, x, rows, BF16);
-    else
-        mm_tokens(y, ldy, &m, widen_bf16, x, ldx, rows, tokens);
+    mm(y, ldy, &m, mv_bf16, widen_bf16, x, ldx, rows, tokens);
 }
 
 static void simd_mm_f32(float *restrict y, size_t ldy, const float *restrict w, size_t ldw,
                         const float *restrict x, size_t ldx, size_t rows, size_t n, size_t tokens)
 {
     const matrix m = { .w = (const void *)w, .stride = 4 * ldw, .n = n, .bits = 32 };
-    if (tokens == 1)
-        mv(y, &m, x, rows, F32);
-    else
-        mm_tokens(y, ldy, &m, widen_f32, x, ldx, rows, tokens);
+    mm(y, ldy, &m, mv_f32, widen_f32, x, ldx, rows, tokens);
 }
 
 static void simd_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict packed,
@@ -584,15 +676,12 @@ static void simd_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict
                           size_t rows, size_t n, size_t tokens)
 {
     const matrix m = { .w = packed, .scale = scale, .stride = n / 2, .n = n, .bits = 4 };
-    if (tokens == 1)
-        mv_mxfp4(y, &m, x, rows);
-    else
-        mm_tokens(y, ldy, &m, widen_mxfp4, x, ldx, rows, tokens);
+    mm(y, ldy, &m, mv_mxfp4, widen_mxfp4, x, ldx, rows, tokens);
 }
 
 #define SIMD_TABLE(set)                                                                            \
     {                                                                                              \
-        .name = (set), .mm_bf16 = simd_mm_bf16, .mm_f32 = simd_mm_f32, .mm_mxfp4 = simd_mm_mxfp4,    \
+        .name = (set), .mm_bf16 = simd_mm_bf16, .mm_f32 = simd_mm_f32, .mm_mxfp4 = simd_mm_mxfp4,  \
         .tmm_bf16 = simd_tmm_bf16, .row_sum = simd_row_sum, .dot = simd_dot, .sum = simd_sum,      \
         .max = simd_max, .add = simd_add, .mul = simd_mul, .scale = simd_scale,                    \
         .widen_bf16 = simd_widen_bf16, .exp = simd_exp, .tanh = simd_tanh,                         \

@@ -7,10 +7,11 @@
 #include "base/num.h"
 #include "kernels/impl.h"
 
+/* Best first. */
 static const struct {
     unsigned cpu;
     const sl_kernels *table;
-} variants[] = { /* best first */
+} variants[] = {
 #if defined(__x86_64__)
     { SL_CPU_AVX512, &sl_kernels_avx512 },
     { SL_CPU_AVX2, &sl_kernels_avx2 },

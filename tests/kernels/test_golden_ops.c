@@ -85,15 +85,19 @@ static void compare(const json_t *c, const char *key, const float *got, const ch
         magnitude = data(c, "magnitude");
     for (size_t i = 0; i < json_array_size(want); i++) {
         const double w = element(want, i), g = (double)got[i];
-        const double of = magnitude ? element(magnitude, i) : !strcmp(name, "rel_to_max") ? max : fabs(w);
+        const double of = magnitude                     ? element(magnitude, i)
+                          : !strcmp(name, "rel_to_max") ? max
+                                                        : fabs(w);
         if (isnan(w) ? !isnan(g) : !(fabs(g - w) <= fmax(tolerance * of, least)))
-            CHECK_MSG(false, "%s: %s: %s: %s[%zu] = %.9g, expected %.17g", K->name, op, case_name, key, i, g, w);
+            CHECK_MSG(false, "%s: %s: %s: %s[%zu] = %.9g, expected %.17g", K->name, op, case_name,
+                      key, i, g, w);
     }
 }
 
 static void run_bf16_matvec(const json_t *c)
 {
-    const size_t rows = (size_t)number(c, "rows"), cols = (size_t)number(c, "cols"), tokens = dim(c, "x", 0);
+    const size_t rows = (size_t)number(c, "rows"), cols = (size_t)number(c, "cols"),
+                 tokens = dim(c, "x", 0);
     uint8_t *w = integers(c, "weight_bits", 2);
     float *x = floats(c, "x"), *y = get(tokens * rows * sizeof *y);
     K->mm_bf16(y, rows, w, x, cols, rows, cols, tokens);
@@ -105,7 +109,8 @@ static void run_bf16_matvec(const json_t *c)
 
 static void run_mxfp4_matvec(const json_t *c)
 {
-    const size_t rows = (size_t)number(c, "rows"), cols = (size_t)number(c, "cols"), tokens = dim(c, "x", 0);
+    const size_t rows = (size_t)number(c, "rows"), cols = (size_t)number(c, "cols"),
+                 tokens = dim(c, "x", 0);
     uint8_t *packed = integers(c, "packed", 1), *scale = integers(c, "scale", 1);
     float *x = floats(c, "x"), *y = get(tokens * rows * sizeof *y);
     K->mm_mxfp4(y, rows, packed, scale, x, cols, rows, cols, tokens);
@@ -140,7 +145,8 @@ static void run_l2norm(const json_t *c)
 static void run_situ_glu(const json_t *c)
 {
     float *g = floats(c, "gate"), *u = floats(c, "up");
-    K->situ_glu(g, g, u, (float)number(c, "beta"), (float)number(c, "linear_beta"), count(c, "gate"));
+    K->situ_glu(g, g, u, (float)number(c, "beta"), (float)number(c, "linear_beta"),
+                count(c, "gate"));
     compare(c, "y", g, "rel");
     free(g);
     free(u);
@@ -194,7 +200,8 @@ static void run_kda_recurrence(const json_t *c)
             state[i % n * n + i / n] = before[h * n * n + i];
         for (size_t t = 0; t < steps; t++) {
             const size_t at = (t * heads + h) * n;
-            K->kda_step(out + at, state, q + at, k + at, v + at, alpha + at, beta[t * heads + h], n, n);
+            K->kda_step(out + at, state, q + at, k + at, v + at, alpha + at, beta[t * heads + h], n,
+                        n);
         }
         for (size_t i = 0; i < n * n; i++)
             after[h * n * n + i] = state[i % n * n + i / n];
@@ -231,7 +238,8 @@ static void run_op(const char *name, void (*run)(const json_t *c))
         return;
     tolerances = member(root, "tolerance");
     CHECK(json_array_size(member(root, "cases")) > 0);
-    json_array_foreach(member(root, "cases"), i, c) {
+    json_array_foreach(member(root, "cases"), i, c)
+    {
         case_name = json_string_value(member(c, "name"));
         run(c);
     }
@@ -245,7 +253,8 @@ static void released_sample(json_t *root)
     case_name = "all";
     const size_t rows = (size_t)number(root, "rows"), n = (size_t)number(root, "logical_width");
     uint8_t *packed = integers(root, "packed", 1), *scale = integers(root, "scales", 1);
-    float *want = floats(root, "expected"), *x = get(n * n / 16 * sizeof *x), *y = get(rows * n * sizeof *y);
+    float *want = floats(root, "expected"), *x = get(n * n / 16 * sizeof *x),
+          *y = get(rows * n * sizeof *y);
     for (size_t c0 = 0; c0 < n; c0 += n / 16) { /* n/16 tokens, each with a single one */
         memset(x, 0, n * n / 16 * sizeof *x);
         for (size_t t = 0; t < n / 16; t++)
@@ -254,8 +263,9 @@ static void released_sample(json_t *root)
     }
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < n; i++)
-            CHECK_MSG(y[i * rows + r] == want[r * n + i], "%s: %s: weight [%zu][%zu] = %a, expected %a", K->name,
-                      op, r, i, (double)y[i * rows + r], (double)want[r * n + i]);
+            CHECK_MSG(y[i * rows + r] == want[r * n + i],
+                      "%s: %s: weight [%zu][%zu] = %a, expected %a", K->name, op, r, i,
+                      (double)y[i * rows + r], (double)want[r * n + i]);
     free(packed);
     free(scale);
     free(want);
@@ -285,7 +295,8 @@ int main(void)
         run_op("short_conv", run_short_conv);
         run_op("kda_decay", run_kda_decay);
         run_op("kda_recurrence", run_kda_recurrence);
-        if (sample && bit) /* scalar would take a minute; test_kernels holds it equal to the others */
+        if (sample &&
+            bit) /* scalar would take a minute; test_kernels holds it equal to the others */
             released_sample(sample);
     }
     json_decref(sample);

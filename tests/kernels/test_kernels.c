@@ -47,8 +47,9 @@ static uint32_t bits(float f)
 
 static float value(int kind)
 {
-    static const uint32_t salt[] = { 0, 0x80000000u, 1, 0x80000001u, 0x007fffffu, 0x00800000u, 0x7f7fffffu,
-                                     0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x3f800000u };
+    static const uint32_t salt[] = { 0,           0x80000000u, 1,           0x80000001u,
+                                     0x007fffffu, 0x00800000u, 0x7f7fffffu, 0xff7fffffu,
+                                     0x7f800000u, 0xff800000u, 0x7fc00000u, 0x3f800000u };
     uint64_t r = rnd();
     if (kind == SALTED && r % 8 == 0)
         return from_bits(salt[(r >> 8) % (sizeof salt / sizeof salt[0])]);
@@ -87,7 +88,8 @@ static void setup(void)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < SLOTS; i++) {
-        uint8_t *p = mmap(NULL, SLOT + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint8_t *p =
+            mmap(NULL, SLOT + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED || mprotect(p + SLOT, page, PROT_NONE)) {
             perror("mmap");
             exit(1);
@@ -104,7 +106,8 @@ static void prepare(const float *init, size_t n)
 {
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < n + 2 * CANARY; i++)
-            out[k][i] = init && i >= CANARY && i < CANARY + n ? init[i - CANARY] : from_bits(0x5a5a5a5au);
+            out[k][i] =
+                init && i >= CANARY && i < CANARY + n ? init[i - CANARY] : from_bits(0x5a5a5a5au);
 }
 
 static void compare(const char *name, size_t n)
@@ -112,8 +115,9 @@ static void compare(const char *name, size_t n)
     for (size_t i = 0; i < n + 2 * CANARY; i++)
         if (!same(out[0][i], out[1][i]) ||
             ((i < CANARY || i >= n + CANARY) && bits(out[1][i]) != 0x5a5a5a5au)) {
-            CHECK_MSG(false, "%s %s, %s, seed %" PRIu64 ", index %td: %a, scalar %a", var->name, name, what,
-                      seed, (ptrdiff_t)i - CANARY, (double)out[1][i], (double)out[0][i]);
+            CHECK_MSG(false, "%s %s, %s, seed %" PRIu64 ", index %td: %a, scalar %a", var->name,
+                      name, what, seed, (ptrdiff_t)i - CANARY, (double)out[1][i],
+                      (double)out[0][i]);
             return;
         }
 }
@@ -170,10 +174,11 @@ static void vectors(size_t n, int kind)
 static void rows_and_taps(size_t n, int kind)
 {
     const size_t mis = rnd() % 64, ld = n + rnd() % 5, count = 1 + rnd() % 20;
-    const float *init = floats(0, n, kind), *a = floats(1, count, kind), *rows = floats(2, count * ld, kind);
+    const float *init = floats(0, n, kind), *a = floats(1, count, kind),
+                *rows = floats(2, count * ld, kind);
     const uint8_t *w = bf16s(3, count * n, mis, kind);
-    snprintf(what, sizeof what, "n %zu, rows %zu, ld %zu, bytes before the page %zu, kind %d", n, count, ld,
-             mis, kind);
+    snprintf(what, sizeof what, "n %zu, rows %zu, ld %zu, bytes before the page %zu, kind %d", n,
+             count, ld, mis, kind);
     BOTH("row_sum", init, n, K->row_sum(Y, a, rows, ld, count, n));
     BOTH("tmm_bf16", NULL, n, K->tmm_bf16(Y, w, a, count, n));
     BOTH("widen_bf16", NULL, count * n, K->widen_bf16(Y, w, count * n));
@@ -186,7 +191,8 @@ static void rows_and_taps(size_t n, int kind)
 
 static void recurrence(size_t dk, size_t dv, int kind)
 {
-    const float *s = floats(0, dk * dv + dv, kind), *q = floats(1, dk, kind), *k = floats(2, dk, kind);
+    const float *s = floats(0, dk * dv + dv, kind), *q = floats(1, dk, kind),
+                *k = floats(2, dk, kind);
     const float *v = floats(3, dv, kind), *alpha = floats(4, dk, kind);
     snprintf(what, sizeof what, "dk %zu, dv %zu, kind %d", dk, dv, kind);
     BOTH("kda_step", s, dk * dv + dv, K->kda_step(Y + dk * dv, Y, q, k, v, alpha, 0.7f, dk, dv));
@@ -197,8 +203,9 @@ static void products(size_t rows, size_t n, size_t tokens, size_t mis, int kind)
     const size_t ldx = n + rnd() % 3 * 5, ldy = rows + rnd() % 3, ldw = n + rnd() % 2 * 3;
     const float *x = floats(0, (tokens - 1) * ldx + n, kind);
     const size_t ny = (tokens - 1) * ldy + rows;
-    snprintf(what, sizeof what, "rows %zu, n %zu, tokens %zu, ldx %zu, bytes before the page %zu, kind %d", rows,
-             n, tokens, ldx, mis, kind);
+    snprintf(what, sizeof what,
+             "rows %zu, n %zu, tokens %zu, ldx %zu, bytes before the page %zu, kind %d", rows, n,
+             tokens, ldx, mis, kind);
     const uint8_t *w = bf16s(1, rows * n, mis, kind);
     BOTH("mm_bf16", NULL, ny, K->mm_bf16(Y, ldy, w, x, ldx, rows, n, tokens));
     const float *f = floats(2, (rows - 1) * ldw + n, kind);
@@ -209,7 +216,9 @@ static void products(size_t rows, size_t n, size_t tokens, size_t mis, int kind)
     for (size_t i = 0; i < rows * n / 2; i++)
         packed[i] = (uint8_t)rnd();
     for (size_t i = 0; i < rows * n / 32; i++) /* scales near 255 would hide the others: seldom */
-        scale[i] = (uint8_t)(kind == ORDINARY ? 110 + rnd() % 20 : rnd() % 64 ? rnd() % 253 : rnd());
+        scale[i] = (uint8_t)(kind == ORDINARY ? 110 + rnd() % 20
+                             : rnd() % 64     ? rnd() % 253
+                                              : rnd());
     BOTH("mm_mxfp4", NULL, ny, K->mm_mxfp4(Y, ldy, packed, scale, x, ldx, rows, n, tokens));
 }
 
@@ -231,8 +240,8 @@ static void all_weights(const sl_kernels *K)
                 K->mm_mxfp4(y[0], 32, packed[0], scales, x[0], 32, 32, 32, tokens);
                 for (int i = 0; i < 32; i++) {
                     float want = scale == 255 ? NAN : (float)w + 0.0f, got = y[tokens - 1][i];
-                    CHECK_MSG(same(got, want), "%s: scale %u, code %u, column %d: %a, expected %a", K->name,
-                              scale, code, i, (double)got, (double)want);
+                    CHECK_MSG(same(got, want), "%s: scale %u, code %u, column %d: %a, expected %a",
+                              K->name, scale, code, i, (double)got, (double)want);
                 }
             }
         }
@@ -240,7 +249,8 @@ static void all_weights(const sl_kernels *K)
 
 static void run_variant(void)
 {
-    static const size_t real[] = { 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000, 1536, 3072, 3584, 7168 };
+    static const size_t real[] = { 127, 128, 129,  255,  256,  257,  511,
+                                   512, 513, 1000, 1536, 3072, 3584, 7168 };
     for (int kind = 0; kind < KINDS; kind++) {
         for (size_t n = 0; n <= 67; n++) {
             vectors(n, kind);

@@ -6,6 +6,7 @@
 
 enum { TILE_ROWS = 2, MV_ROWS = 4, MX_ROWS = 2, SUM_BLOCKS = 4 };
 #define TILE_TOKENS 3
+#define MV_TOKENS 2
 
 typedef struct {
     float32x4_t q[4]; /* lanes 4 i .. 4 i + 3 */
@@ -139,7 +140,8 @@ typedef struct {
 /* MXFP4: two table look-ups give the low and the high byte of each bf16 weight. */
 INLINE v16 mxfp4_half(uint8x16_t code, const sl_mxfp4_row *row)
 {
-    uint8x16_t low = vqtbl1q_u8(vld1q_u8(row->low), code), high = vqtbl1q_u8(vld1q_u8(row->high), code);
+    uint8x16_t low = vqtbl1q_u8(vld1q_u8(row->low), code);
+    uint8x16_t high = vqtbl1q_u8(vld1q_u8(row->high), code);
     uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(low, high));
     uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(low, high));
     return (v16){ { widen4(vget_low_u16(w0)), widen4(vget_high_u16(w0)), widen4(vget_low_u16(w1)),
@@ -150,7 +152,8 @@ INLINE v16x2 mxfp4_group(const uint8_t *p, const sl_mxfp4_row *row)
 {
     uint8x16_t bytes = vld1q_u8(p);
     uint8x16_t even = vandq_u8(bytes, vdupq_n_u8(15)), odd = vshrq_n_u8(bytes, 4);
-    return (v16x2){ { mxfp4_half(vzip1q_u8(even, odd), row), mxfp4_half(vzip2q_u8(even, odd), row) } };
+    uint8x16_t first = vzip1q_u8(even, odd), second = vzip2q_u8(even, odd);
+    return (v16x2){ { mxfp4_half(first, row), mxfp4_half(second, row) } };
 }
 
 INLINE v16 v16_physical(v16 v) { return v; }

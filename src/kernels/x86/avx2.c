@@ -5,12 +5,14 @@
 
 enum { TILE_ROWS = 2, MV_ROWS = 4, MX_ROWS = 2, SUM_BLOCKS = 4 };
 #define TILE_TOKENS 3
+#define MV_TOKENS 2
 
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */
 } v16;
 
-static const int32_t below_table[32] = { -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1 };
+static const int32_t below_table[32] = { -1, -1, -1, -1, -1, -1, -1, -1,
+                                         -1, -1, -1, -1, -1, -1, -1, -1 };
 
 /* Masks of lanes i .. i+7 below n. */
 INLINE __m256i below(size_t n, int i)
@@ -71,12 +73,14 @@ INLINE v16 v16_lt(v16 a, v16 b, v16 x, v16 y)
 
 INLINE v16 v16_sar1(v16 v)
 {
-    return (v16){ INT2(_mm256_srai_epi32, as_int(v.a), 1), INT2(_mm256_srai_epi32, as_int(v.b), 1) };
+    return (v16){ INT2(_mm256_srai_epi32, as_int(v.a), 1),
+                  INT2(_mm256_srai_epi32, as_int(v.b), 1) };
 }
 
 INLINE v16 v16_shl23(v16 v)
 {
-    return (v16){ INT2(_mm256_slli_epi32, as_int(v.a), 23), INT2(_mm256_slli_epi32, as_int(v.b), 23) };
+    return (v16){ INT2(_mm256_slli_epi32, as_int(v.a), 23),
+                  INT2(_mm256_slli_epi32, as_int(v.b), 23) };
 }
 
 INLINE __m256 widen8(const uint8_t *p)

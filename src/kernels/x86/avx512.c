@@ -5,6 +5,7 @@
 
 enum { TILE_ROWS = 4, MV_ROWS = 4, MX_ROWS = 4, SUM_BLOCKS = 8 };
 #define TILE_TOKENS 6
+#define MV_TOKENS 4
 
 typedef __m512 v16;
 
@@ -63,7 +64,8 @@ INLINE void fold16(float sums[16], const float *lanes)
                        _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
     UNROLL for (int i = 0; i < 2; i++) {
         __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
-        v[i] = v16_add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+        v[i] = v16_add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                       _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
     }
     /* Quads of the result hold vectors i, i + 4, i + 8, i + 12. */
     v16 sum = v16_add(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
@@ -82,7 +84,8 @@ typedef struct {
  * on Sapphire Rapids. */
 INLINE v16 mxfp4_half(const uint8_t *p, const sl_mxfp4_row *row)
 {
-    const __m512i shift = _mm512_set_epi32(28, 28, 24, 24, 20, 20, 16, 16, 12, 12, 8, 8, 4, 4, 0, 0);
+    const __m512i shift =
+        _mm512_set_epi32(28, 28, 24, 24, 20, 20, 16, 16, 12, 12, 8, 8, 4, 4, 0, 0);
     __m512i codes = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)p));
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(codes, shift), _mm512_load_ps(row->f32));
 }
