@@ -83,7 +83,9 @@ CLI := $(wildcard tests/cli/test_*.sh)
 SCRIPTS := scripts/include-order scripts/check-headers scripts/check-docs scripts/check-size
 RUN := SL_QUICK=1 $(TEST_BIN) $(REPLAY) SLUICE=$(B)/sluice $(CLI)
 RUN.release := SLUICE=bin/sluice $(TEST_BIN) $(REPLAY) $(SCRIPTS) $(CLI)
-RUN.arm64 := SL_QUICK=1 EMULATOR=qemu-aarch64 QEMU_LD_PREFIX=/usr/aarch64-linux-gnu $(TEST_BIN) EMULATOR=
+# The loader must be of the same libc as the libraries: the arm64 packages' own, where they are installed.
+ARM64_ROOT := $(if $(wildcard /lib/ld-linux-aarch64.so.1),/,/usr/aarch64-linux-gnu)
+RUN.arm64 := SL_QUICK=1 EMULATOR=qemu-aarch64 QEMU_LD_PREFIX=$(ARM64_ROOT) $(TEST_BIN) EMULATOR=
 RUN.e2e := SL_QUICK= SLUICE=bin/sluice $(wildcard tests/e2e/test_*.sh)
 RUN_CONFIG = $(or $(RUN.$(CONFIG)),$(RUN))
 NEEDS.clang := clang
