@@ -222,6 +222,30 @@ static void products(size_t rows, size_t n, size_t tokens, size_t mis, int kind)
     BOTH("mm_mxfp4", NULL, ny, K->mm_mxfp4(Y, ldy, packed, scale, x, ldx, rows, n, tokens));
 }
 
+/* All products round to -0, and so do all lanes: a tail that adds zeros to lanes it should leave alone
+ * makes some of them +0, and with them the sum. */
+static void negative_zeros(size_t n)
+{
+    enum { MAX_TOKENS = 12 };
+    const float x = -0x1p-80f, w = 0x1p-80f;
+    float *a = edge(0, MAX_TOKENS * n * 4, 0), *f = edge(1, n * 4, 0);
+    uint8_t *b = edge(2, n * 2, 0);
+    for (size_t i = 0; i < MAX_TOKENS * n; i++)
+        a[i] = x;
+    for (size_t i = 0; i < n; i++) {
+        f[i] = w;
+        b[2 * i] = (uint8_t)(bits(w) >> 16);
+        b[2 * i + 1] = (uint8_t)(bits(w) >> 24);
+    }
+    snprintf(what, sizeof what, "n %zu, products that round to -0", n);
+    BOTH("dot", NULL, 1, Y[0] = K->dot(a, f, n));
+    for (size_t tokens = 1; tokens <= MAX_TOKENS; tokens++) {
+        BOTH("mm_bf16", NULL, tokens, K->mm_bf16(Y, 1, b, a, n, 1, n, tokens));
+        BOTH("mm_f32", NULL, tokens, K->mm_f32(Y, 1, f, n, a, n, 1, n, tokens));
+    }
+    CHECK(n < 16 || signbit(out[0][CANARY]));
+}
+
 /* Every code under every scale byte, in every column of a group, against ldexp. */
 static void all_weights(const sl_kernels *K)
 {
@@ -255,6 +279,8 @@ static void run_variant(void)
         for (size_t n = 0; n <= 67; n++) {
             vectors(n, kind);
             rows_and_taps(n, kind);
+            if (n)
+                negative_zeros(n);
         }
         for (size_t i = 0; i < sizeof real / sizeof real[0]; i++) {
             vectors(real[i], kind);
