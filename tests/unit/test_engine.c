@@ -90,7 +90,12 @@ static void test_reads(enum sl_io_backend io)
     o.io = io;
     o.fault = inject;
     o.fault_user = &f;
-    CHECK_EQ(run(&o, &err, out), 0);
+    const int opened = run(&o, &err, out);
+    if (opened == SL_EFAIL && io == SL_IO_URING && strstr(err.text, "io_uring")) {
+        printf("io_uring: not on this machine\n");
+        return;
+    }
+    CHECK_MSG(opened == 0, "%s", err.text);
     CHECK(memcmp(out, expected, sizeof out) == 0);
     const long pieces = f.count;
     CHECK(pieces > 100);
