@@ -328,7 +328,9 @@ void sl_model_close(sl_model *m)
 void sl_state_clear(sl_model *m)
 {
     m->state.position = 0;
-    memset(m->state.kda, 0, m->state.kda_floats * sizeof(float));
-    memset(m->state.conv, 0, m->state.conv_floats * sizeof(float));
+    if (m->state.kda_floats) { /* no KDA layer: no state */
+        memset(m->state.kda, 0, m->state.kda_floats * sizeof(float));
+        memset(m->state.conv, 0, m->state.conv_floats * sizeof(float));
+    }
     /* The latent cache is written at a position before it is read there. */
 }
