@@ -106,14 +106,6 @@ static void add_frozen(sl_budget *b, int n)
 void sl_budget_freeze(sl_budget *b) { add_frozen(b, 1); }
 void sl_budget_thaw(sl_budget *b) { add_frozen(b, -1); }
 
-const char *sl_mem_class_name(sl_mem_class c)
-{
-    static const char *const names[SL_MEM_CLASSES] = {
-        "reserve", "index", "state", "scratch", "ring", "inflight", "trunk", "cache",
-    };
-    return c < SL_MEM_CLASSES ? names[c] : "?";
-}
-
 uint64_t sl_mem_size(uint64_t n)
 {
     if (n < MAP_FROM)

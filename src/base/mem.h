@@ -35,7 +35,6 @@ uint64_t sl_budget_peak(const sl_budget *b); /* of the sum over all classes */
 /* While frozen, sl_mem_alloc aborts: decode and prefill allocate nothing. Counts, so it nests. */
 void sl_budget_freeze(sl_budget *b);
 void sl_budget_thaw(sl_budget *b);
-const char *sl_mem_class_name(sl_mem_class c);
 
 /* Zeroed memory, 64-byte aligned, from 4 KiB up 4 KiB aligned (for O_DIRECT), from 1 MiB up in whole
  * pages (2 MiB pages from 4 MiB up); what sl_mem_size says is what is counted. NULL when the budget or the system refuses,

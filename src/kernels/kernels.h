@@ -68,8 +68,7 @@ typedef struct sl_kernels {
     void (*conv_silu)(float *restrict y, float *restrict past, const float *restrict x,
                       const float *restrict w, size_t taps, size_t n);
     /* KDA decay of one head: spec 3.4 step 4. alpha = exp(lower_bound * sigmoid(exp_a * (z + dt_bias))). */
-    void (*kda_decay)(float *alpha, const float *z, const float *dt_bias, float exp_a, float lower_bound,
-                      size_t n);
+    void (*kda_decay)(float *alpha, const float *z, const float *dt_bias, float exp_a, float lower_bound, size_t n);
     /* One step of the KDA recurrence of one head: spec 3.4 step 6. state [dv][dk] (value-major: each row
      * is updated whole). For each row j: row *= alpha; d = beta * (v[j] - dot(row, k));
      * row = fma(k, d, row); out[j] = dot(row, q). */

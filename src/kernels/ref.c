@@ -89,8 +89,7 @@ static void ref_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict 
         }
 }
 
-static void ref_tmm_bf16(float *restrict y, const void *restrict w, const float *restrict x,
-                         size_t rows, size_t n)
+static void ref_tmm_bf16(float *restrict y, const void *restrict w, const float *restrict x, size_t rows, size_t n)
 {
     for (size_t j = 0; j < n; j++) {
         float acc = 0;
@@ -211,8 +210,7 @@ static void ref_l2_norm(float *y, const float *x, float eps, float scale, size_t
         y[i] = x[i] * r * scale;
 }
 
-static void ref_situ_glu(float *y, const float *g, const float *u, float beta, float linear_beta,
-                         size_t n)
+static void ref_situ_glu(float *y, const float *g, const float *u, float beta, float linear_beta, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         float gate = beta * tanh1(g[i] / beta) * sigmoid1(g[i]);

@@ -199,8 +199,7 @@ static void simd_l2_norm(float *y, const float *x, float eps, float scale, size_
     EACH(n, y, v16_mul(v16_mul(ld(x + i, left), r), s))
 }
 
-static void simd_situ_glu(float *y, const float *g, const float *u, float beta, float linear_beta,
-                          size_t n)
+static void simd_situ_glu(float *y, const float *g, const float *u, float beta, float linear_beta, size_t n)
 {
     v16 b = v16_set1(beta), lb = v16_set1(linear_beta);
     for (size_t i = 0; i < n; i += 16) {
@@ -324,8 +323,7 @@ static void simd_row_sum(float *restrict acc, const float *restrict a, const flo
     sum_rows(acc, a, rows, 4 * ld_rows, count, false, n);
 }
 
-static void simd_tmm_bf16(float *restrict y, const void *restrict w, const float *restrict x,
-                          size_t rows, size_t n)
+static void simd_tmm_bf16(float *restrict y, const void *restrict w, const float *restrict x, size_t rows, size_t n)
 {
     memset(y, 0, n * sizeof *y);
     sum_rows(y, x, w, 2 * n, rows, true, n);
@@ -403,29 +401,13 @@ INLINE void mv_tokens(float *y, size_t ldy, const matrix *m, const float *x, siz
 }
 
 /* Calls fn(..., 1 to MV_TOKENS) with the number of tokens as a constant. */
-#if MV_TOKENS == 4
 #define BY_TOKENS(fn, ...)                                                                         \
     switch (tokens) {                                                                              \
-    case 4:                                                                                        \
-        fn(__VA_ARGS__, 4);                                                                        \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        fn(__VA_ARGS__, 3);                                                                        \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        fn(__VA_ARGS__, 2);                                                                        \
-        break;                                                                                     \
-    default:                                                                                       \
-        fn(__VA_ARGS__, 1);                                                                        \
-        break;                                                                                     \
+    case 1: fn(__VA_ARGS__, 1); break;                                                             \
+    case 2: fn(__VA_ARGS__, 2); break;                                                             \
+    case 3: if (MV_TOKENS > 2) fn(__VA_ARGS__, MV_TOKENS > 2 ? 3 : 2); break;                      \
+    case 4: if (MV_TOKENS > 2) fn(__VA_ARGS__, MV_TOKENS > 2 ? 4 : 2); break;                      \
     }
-#else
-#define BY_TOKENS(fn, ...)                                                                         \
-    if (tokens == 2)                                                                               \
-        fn(__VA_ARGS__, 2);                                                                        \
-    else                                                                                           \
-        fn(__VA_ARGS__, 1);
-#endif
 
 static void mv_bf16(float *y, size_t ldy, const matrix *m, const float *x, size_t ldx, size_t row,
                     size_t rows, size_t tokens)
@@ -561,30 +543,17 @@ INLINE void tile_of(float *acc, const float *panel, size_t ldp, const float *x, 
             v16_store(acc + 16 * (t * PANEL_ROWS + r), a[t][r]);
 }
 
-static void tile(float *acc, const float *panel, size_t ldp, const float *x, size_t ldx,
-                 size_t cols, size_t tokens)
+static void tile(float *acc, const float *panel, size_t ldp, const float *x, size_t ldx, size_t cols, size_t tokens)
 {
     switch (tokens) {
 #if TILE_TOKENS >= 6
-    case 6:
-        tile_of(acc, panel, ldp, x, ldx, cols, 6);
-        break;
-    case 5:
-        tile_of(acc, panel, ldp, x, ldx, cols, 5);
-        break;
-    case 4:
-        tile_of(acc, panel, ldp, x, ldx, cols, 4);
-        break;
+    case 6: tile_of(acc, panel, ldp, x, ldx, cols, 6); break;
+    case 5: tile_of(acc, panel, ldp, x, ldx, cols, 5); break;
+    case 4: tile_of(acc, panel, ldp, x, ldx, cols, 4); break;
 #endif
-    case 3:
-        tile_of(acc, panel, ldp, x, ldx, cols, 3);
-        break;
-    case 2:
-        tile_of(acc, panel, ldp, x, ldx, cols, 2);
-        break;
-    default:
-        tile_of(acc, panel, ldp, x, ldx, cols, 1);
-        break;
+    case 3: tile_of(acc, panel, ldp, x, ldx, cols, 3); break;
+    case 2: tile_of(acc, panel, ldp, x, ldx, cols, 2); break;
+    default: tile_of(acc, panel, ldp, x, ldx, cols, 1); break;
     }
 }
 

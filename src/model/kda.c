@@ -50,19 +50,6 @@ static void run_heads(void *arg, size_t begin, size_t end, unsigned thread)
         run_head(j, (uint32_t)h, j->private + thread * 6 * sl_scratch_floats(j->m->bind.config.kda_dim));
 }
 
-typedef struct {
-    const sl_model *m;
-    float *y;
-    const float *x;
-} gate_job;
-
-static void run_gate(void *arg, size_t begin, size_t end, unsigned thread)
-{
-    const gate_job *j = arg;
-    (void)thread;
-    j->m->k->sigmoid_mul(j->y + begin, j->y + begin, j->x + begin, end - begin);
-}
-
 size_t sl_kda_floats(const sl_config *c, size_t tokens, uint32_t threads)
 {
     const size_t width = (size_t)c->kda_heads * c->kda_dim;
@@ -103,7 +90,6 @@ int sl_kda(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens,
         rc = sl_matrix(m, layer, SL_KDA_GATE_B, low, c->kda_dim, gate, width, tokens, err);
     if (rc < 0)
         return rc;
-    gate_job g = { .m = m, .y = z, .x = gate };
-    sl_pool_run(m->pool, tokens * width, 1024, run_gate, &g);
+    m->k->sigmoid_mul(z, z, gate, tokens * width);
     return sl_matrix(m, layer, SL_KDA_OUT, z, width, y, hidden, tokens, err);
 }

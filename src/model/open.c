@@ -38,38 +38,34 @@ static size_t sublayer_floats(const sl_config *c, size_t tokens, uint32_t thread
     return most;
 }
 
-/* What one pass over `tokens` tokens needs besides the experts' own scratch. Both the planner and the
- * allocations below read it, so that they cannot disagree. */
+/* The buffers of one pass over `tokens` tokens, besides the experts' own. The planner adds up the same list
+ * that is allocated and freed, so that they cannot disagree. */
+enum { BUFFERS = 13 };
 typedef struct {
-    uint64_t scratch, residual, mixed, output, logits;                      /* floats */
-    uint64_t embed, req, chosen, weight, calls, call_tokens, call_out, count; /* bytes */
-} pass_sizes;
+    void *pointer; /* the address of a pointer in the model */
+    uint64_t bytes;
+} buffer;
 
-static pass_sizes measure_pass(const sl_config *c, uint64_t tokens, uint32_t threads, bool all_logits)
+static void list_buffers(buffer out[BUFFERS], sl_model *m, const sl_config *c, uint64_t tokens, uint32_t threads,
+                         bool all_logits)
 {
-    const uint64_t pairs = tokens * c->top_k;
-    return (pass_sizes){
-        .scratch = sublayer_floats(c, tokens, threads),
-        .residual = tokens * (sl_config_snapshots(c) + 1) * c->hidden,
-        .mixed = tokens * c->hidden,
-        .output = tokens * c->hidden,
-        .logits = (all_logits ? tokens : 1) * c->vocab,
-        .embed = tokens * sl_io_span_max(2ull * c->hidden) + 4096,
-        .req = tokens * sizeof(sl_io_req),
-        .chosen = pairs * sizeof(uint32_t),
-        .weight = pairs * sizeof(float),
-        .calls = c->experts * sizeof(sl_expert_call),
-        .call_tokens = pairs * sizeof(uint32_t),
-        .call_out = pairs * sizeof(float *),
-        .count = c->experts * sizeof(uint32_t),
+    const uint64_t pairs = tokens * c->top_k, row = c->hidden * sizeof(float);
+    const buffer list[BUFFERS] = {
+        { &m->scratch.base, sublayer_floats(c, tokens, threads) * sizeof(float) },
+        { &m->residual, tokens * (sl_config_snapshots(c) + 1) * row },
+        { &m->mixed, tokens * row },
+        { &m->output, tokens * row },
+        { &m->logits, (all_logits ? tokens : 1) * c->vocab * sizeof(float) },
+        { &m->embed_buffer, tokens * sl_io_span_max(2ull * c->hidden) + 4096 },
+        { &m->embed_req, tokens * sizeof *m->embed_req },
+        { &m->chosen, pairs * sizeof *m->chosen },
+        { &m->chosen_weight, pairs * sizeof *m->chosen_weight },
+        { &m->calls, c->experts * sizeof *m->calls },
+        { &m->call_tokens, pairs * sizeof *m->call_tokens },
+        { &m->call_out, pairs * sizeof *m->call_out },
+        { &m->expert_count, c->experts * sizeof *m->expert_count },
     };
-}
-
-static uint64_t pass_bytes(const pass_sizes *p)
-{
-    return floats(p->scratch) + floats(p->residual) + floats(p->mixed) + floats(p->output) + floats(p->logits) +
-           sl_mem_size(p->embed) + sl_mem_size(p->req) + sl_mem_size(p->chosen) + sl_mem_size(p->weight) +
-           sl_mem_size(p->calls) + sl_mem_size(p->call_tokens) + sl_mem_size(p->call_out) + sl_mem_size(p->count);
+    memcpy(out, list, sizeof list);
 }
 
 typedef struct {
@@ -99,9 +95,14 @@ static uint64_t scratch_size(const void *user, uint32_t context, uint32_t chunk)
 {
     const sizing *s = user;
     (void)context; /* attention works in blocks of positions: its scratch does not grow with them */
-    const pass_sizes p = measure_pass(s->c, chunk, s->threads, s->all_logits);
     const sl_expert_options opt = expert_options(s->b, chunk * s->c->top_k);
-    return pass_bytes(&p) + (s->b->experts ? sl_expert_scratch(&opt) : 0);
+    uint64_t bytes = s->b->experts ? sl_expert_scratch(&opt) : 0;
+    sl_model none;
+    buffer list[BUFFERS];
+    list_buffers(list, &none, s->c, chunk, s->threads, s->all_logits);
+    for (int i = 0; i < BUFFERS; i++)
+        bytes += sl_mem_size(list[i].bytes);
+    return bytes;
 }
 
 static uint64_t tables_size(const sl_config *c)
@@ -202,22 +203,14 @@ static int allocate_index(sl_model *m, sl_err *err)
 static int allocate_pass(sl_model *m, sl_err *err)
 {
     const sl_config *c = &m->bind.config;
-    const pass_sizes p = measure_pass(c, m->plan.prefill_chunk, m->plan.threads, m->all_logits);
-    const sl_mem_class class = SL_MEM_SCRATCH;
+    buffer list[BUFFERS];
     bool ok = true;
-    m->scratch = (sl_scratch){ .base = take(m, class, p.scratch * sizeof(float), &ok), .size = p.scratch };
-    m->residual = take(m, class, p.residual * sizeof(float), &ok);
-    m->mixed = take(m, class, p.mixed * sizeof(float), &ok);
-    m->output = take(m, class, p.output * sizeof(float), &ok);
-    m->logits = take(m, class, p.logits * sizeof(float), &ok);
-    m->embed_buffer = take(m, class, p.embed, &ok);
-    m->embed_req = take(m, class, p.req, &ok);
-    m->chosen = take(m, class, p.chosen, &ok);
-    m->chosen_weight = take(m, class, p.weight, &ok);
-    m->calls = take(m, class, p.calls, &ok);
-    m->call_tokens = take(m, class, p.call_tokens, &ok);
-    m->call_out = take(m, class, p.call_out, &ok);
-    m->expert_count = take(m, class, p.count, &ok);
+    list_buffers(list, m, c, m->plan.prefill_chunk, m->plan.threads, m->all_logits);
+    for (int i = 0; i < BUFFERS; i++) {
+        void *block = take(m, SL_MEM_SCRATCH, list[i].bytes, &ok);
+        memcpy(list[i].pointer, &block, sizeof block);
+    }
+    m->scratch.size = list[0].bytes / sizeof(float);
 
     sl_state *s = &m->state;
     s->context = m->plan.context;
@@ -228,7 +221,7 @@ static int allocate_pass(sl_model *m, sl_err *err)
     s->latent = take(m, SL_MEM_STATE, latent_floats(c, s->context) * sizeof(float), &ok);
     if (!ok)
         return sl_fail(err, SL_EBUDGET, "memory: the plan's buffers do not fit, or the system refused them");
-    sl_mem_touch(m->scratch.base, p.scratch * sizeof(float));
+    sl_mem_touch(m->scratch.base, list[0].bytes);
     return 0;
 }
 
@@ -314,12 +307,16 @@ void sl_model_close(sl_model *m)
     sl_trunk_close(m->trunk);
     sl_io_close(m->io);
     sl_pool_close(m->pool);
-    void *const blocks[] = { m->vectors, m->vector, m->matrix, m->layer_index, m->state.kda, m->state.conv,
-                             m->state.latent, m->scratch.base, m->residual, m->mixed, m->output, m->logits,
-                             m->embed_buffer, m->embed_req, m->chosen, m->chosen_weight, m->calls, m->call_tokens,
-                             m->call_out, m->expert_count };
+    void *const blocks[] = { m->vectors, m->vector, m->matrix, m->layer_index, m->state.kda, m->state.conv, m->state.latent };
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         sl_mem_free(blocks[i]);
+    buffer list[BUFFERS];
+    list_buffers(list, m, &m->bind.config, 1, 1, false);
+    for (int i = 0; i < BUFFERS; i++) {
+        void *block;
+        memcpy(&block, list[i].pointer, sizeof block);
+        sl_mem_free(block);
+    }
     sl_binding_close(&m->bind);
     sl_budget_close(m->budget);
     free(m);

@@ -380,12 +380,10 @@ void sl_expert_begin(sl_expert_store *s, uint32_t layer, const sl_expert_call *c
 
 static void name_tensor(const sl_expert_store *s, uint32_t expert, int tensor, char *buf, size_t size)
 {
-    static const char *const names[] = { "w1.weight_packed", "w1.weight_scale", "w2.weight_packed",
-                                         "w2.weight_scale", "w3.weight_packed", "w3.weight_scale" };
     if (s->name)
         s->name(s->name_user, s->layer, expert, tensor, buf, size);
     else
-        snprintf(buf, size, "expert layer %u, expert %u, %s", s->layer, expert, names[tensor]);
+        snprintf(buf, size, "layer %u, expert %u, w%d %s", s->layer, expert, tensor / 2 + 1, is_scale(tensor) ? "scale" : "codes");
 }
 
 static uint64_t bit_of(const sl_expert_store *s, const part *p) { return 1ull << (p - s->parts); }

@@ -27,17 +27,9 @@ static int make_direct(int fd)
 {
     if (fcntl(fd, F_SETFL, O_DIRECT) < 0)
         return -errno;
-    int rc = 0;
-#ifdef STATX_DIOALIGN
-    struct statx sx;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 && (sx.stx_mask & STATX_DIOALIGN) &&
-        (sx.stx_dio_offset_align == 0 || sx.stx_dio_offset_align > SL_IO_ALIGN ||
-         sx.stx_dio_mem_align > SL_IO_ALIGN))
-        rc = -EINVAL;
-#endif
     void *block = NULL;
-    if (rc == 0 && (rc = -posix_memalign(&block, SL_IO_ALIGN, SL_IO_ALIGN)) == 0 &&
-        pread(fd, block, SL_IO_ALIGN, 0) < 0 && errno == EINVAL)
+    int rc = -posix_memalign(&block, SL_IO_ALIGN, SL_IO_ALIGN);
+    if (rc == 0 && pread(fd, block, SL_IO_ALIGN, 0) < 0 && errno == EINVAL)
         rc = -EINVAL; /* any other failure is the first real read's to report */
     free(block);
     return rc;

@@ -12,7 +12,7 @@ enum { SLOTS_MIN = 2, CHUNK_AUTO_MAX = 512 };
 /* Program, libraries, vocabulary, the stacks' touched pages, and page tables, which a cgroup counts. */
 static uint64_t reserve_for(uint64_t budget, uint32_t threads)
 {
-    return (48ull << 20) + threads * (128ull << 10) + sl_min_u64(budget, 1ull << 46) / 512;
+    return (48ull << 20) + threads * (256ull << 10) + sl_min_u64(budget, 1ull << 46) / 512;
 }
 
 static uint64_t slots_size(const sl_plan_input *in, uint64_t n) { return n && in->slot ? sl_mem_size(n * in->slot) : 0; }
@@ -61,12 +61,6 @@ static uint32_t choose_chunk(const sl_plan_input *in, uint64_t room)
     return chunk;
 }
 
-/* Spends up to `want` bytes for an optional part, keeping at least `min`; never more than is left. */
-static uint64_t spend(uint64_t want, uint64_t min, uint64_t left)
-{
-    return sl_max_u64(min, sl_min_u64(want, min + left));
-}
-
 int sl_plan_make(sl_plan *p, uint32_t *inflight_slots, const sl_plan_input *in, sl_err *err)
 {
     *p = (sl_plan){ .budget = in->budget, .context = in->context, .threads = in->threads };
@@ -89,7 +83,7 @@ int sl_plan_make(sl_plan *p, uint32_t *inflight_slots, const sl_plan_input *in, 
     uint64_t left = room - required(in, in->context, p->prefill_chunk, in->ring_min, SLOTS_MIN);
 
     /* A ring and slots that keep the drive busy come before residency, but take a quarter at most. */
-    p->ring = spend(in->ring_want, in->ring_min, sl_min_u64(left, room / 16));
+    p->ring = sl_max_u64(in->ring_min, sl_min_u64(in->ring_want, in->ring_min + sl_min_u64(left, room / 16)));
     left -= p->ring - in->ring_min;
     uint32_t slots = SLOTS_MIN;
     const uint64_t slots_room = sl_min_u64(left, room / 8);

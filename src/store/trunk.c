@@ -188,14 +188,6 @@ int sl_trunk_reads_for(const sl_trunk_matrix *m, size_t n, uint64_t chunk_bytes,
 
 static bool is_head(const sl_trunk *t, const chunk_info *c) { return t->matrices[c->matrix].head; }
 
-void sl_trunk_reads(const sl_trunk *t, uint64_t *layers, uint64_t *head)
-{
-    *layers = *head = 0;
-    for (uint32_t i = 0; i < t->n_chunks; i++)
-        if (t->chunks[i].place == NOWHERE)
-            *(is_head(t, &t->chunks[i]) ? head : layers) += t->chunks[i].length;
-}
-
 /* ---- open and close ------------------------------------------------------------------------- */
 
 /* From a page up allocations are aligned for direct reads. */

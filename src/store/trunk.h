@@ -54,9 +54,7 @@ typedef struct {
 } sl_trunk_sizes;
 /* SL_EFORMAT when a matrix does not lie within its file. */
 int sl_trunk_measure(sl_trunk_sizes *out, const sl_trunk_matrix *m, size_t n, uint64_t chunk_bytes, sl_err *err);
-/* Bytes a pass reads from the drive once the resident chunks are loaded. */
-void sl_trunk_reads(const sl_trunk *t, uint64_t *layers, uint64_t *head);
-/* The same, for a plan that is not opened: with `resident_bytes` of memory for resident chunks. */
+/* Bytes a pass reads once the resident chunks are loaded, with `resident_bytes` of memory for them. */
 int sl_trunk_reads_for(const sl_trunk_matrix *m, size_t n, uint64_t chunk_bytes, uint64_t resident_bytes,
                        uint64_t *layers, uint64_t *head, sl_err *err);
 

@@ -36,8 +36,7 @@ int sl_tokenizer_compile(sl_tokenizer *t, sl_err *err)
 {
     int code;
     PCRE2_SIZE at;
-    t->pattern = pcre2_compile((PCRE2_SPTR)PATTERN, sizeof PATTERN - 1, PCRE2_UTF | PCRE2_ANCHORED, &code, &at,
-                               NULL);
+    t->pattern = pcre2_compile((PCRE2_SPTR)PATTERN, sizeof PATTERN - 1, PCRE2_UTF | PCRE2_ANCHORED, &code, &at, NULL);
     if (!t->pattern) {
         char text[120] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
@@ -199,8 +198,7 @@ static int encode_plain(encoder *e, const char *p, size_t len)
 }
 
 /* The offset of the first special name at or after `from`; len when there is none. */
-static size_t find_special(const sl_tokenizer *t, const char *p, size_t len, size_t from, int32_t *id,
-                           size_t *id_len)
+static size_t find_special(const sl_tokenizer *t, const char *p, size_t len, size_t from, int32_t *id, size_t *id_len)
 {
     for (; from < len; from++)
         if (t->special_first[(uint8_t)p[from]] &&

@@ -172,8 +172,7 @@ static int take_line(sl_tokenizer *t, const char *p, size_t n, unsigned line, ui
         return sl_fail(err, SL_EFORMAT, VOCAB ": line %u: rank \"%.*s\", expected 0 to %u, one for each line",
                        line, digits > 40 ? 40 : (int)digits, space + 1, t->n_ranks - 1);
     if (t->tokens[rank].len)
-        return sl_fail(err, SL_EFORMAT, VOCAB ": line %u: rank %d a second time, expected each once", line,
-                       rank);
+        return sl_fail(err, SL_EFORMAT, VOCAB ": line %u: rank %d a second time, expected each once", line, rank);
     uint32_t *slot = find_slot(t, bytes, (size_t)len);
     if (*slot)
         return sl_fail(err, SL_EFORMAT, VOCAB ": line %u: rank %d has the bytes of rank %u, expected new ones",

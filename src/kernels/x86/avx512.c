@@ -64,8 +64,7 @@ INLINE void fold16(float sums[16], const float *lanes)
                        _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
     UNROLL for (int i = 0; i < 2; i++) {
         __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
-        v[i] = v16_add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                       _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+        v[i] = v16_add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
     }
     /* Quads of the result hold vectors i, i + 4, i + 8, i + 12. */
     v16 sum = v16_add(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
