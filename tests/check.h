@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int check_failures;
+static int check_failures __attribute__((unused));
 
 /* Reports and goes on, so that one run shows all that is wrong; stops after 20. */
 #define CHECK_MSG(cond, ...)                                                   \
