@@ -423,7 +423,7 @@ static void mv_f32(float *y, size_t ldy, const matrix *m, const float *x, size_t
 
 /* MXFP4: x is brought into physical lanes once for MX_BATCH rows, a stretch of columns at a time; the
  * sums of these rows wait in `acc` between stretches. */
-enum { MX_COLS = 8192, MX_BATCH = 64 };
+enum { MX_COLS = 4096, MX_BATCH = 64 };
 
 INLINE void mx_block(v16 *acc, const matrix *m, const float *x, size_t row, size_t col, size_t cols,
                      const size_t rows, const size_t tokens)

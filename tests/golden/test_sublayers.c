@@ -13,7 +13,7 @@
 static char dir[256];
 static const char *name; /* of the case */
 
-static const json_t *cases_of(const char *file, json_t **root)
+static json_t *cases_of(const char *file, json_t **root)
 {
     char path[256];
     json_error_t e;
@@ -67,9 +67,9 @@ static void compare(const char *what, const float *found, const json_t *expected
 
 static void test_router(const sl_kernels *k)
 {
-    json_t *root, *c;
+    json_t *root, *c, *cases = cases_of("router.json", &root);
     size_t i;
-    json_array_foreach((json_t *)cases_of("router.json", &root), i, c) {
+    json_array_foreach(cases, i, c) {
         name = json_string_value(json_object_get(c, "name"));
         const size_t tokens = rows(c, "x"), experts = rows(c, "gate");
         size_t n;
@@ -105,9 +105,9 @@ static void test_router(const sl_kernels *k)
 
 static void test_mixture(const sl_kernels *k)
 {
-    json_t *root, *c;
+    json_t *root, *c, *cases = cases_of("attn_res.json", &root);
     size_t i;
-    json_array_foreach((json_t *)cases_of("attn_res.json", &root), i, c) {
+    json_array_foreach(cases, i, c) {
         name = json_string_value(json_object_get(c, "name"));
         const json_t *shape = json_object_get(json_object_get(c, "sources"), "shape");
         const size_t tokens = rows(c, "sources"), n = (size_t)json_integer_value(json_array_get(shape, 1)),
@@ -325,15 +325,16 @@ int main(void)
     snprintf(dir, sizeof dir, "%s/sluice-test-sublayers-%ld", tmp ? tmp : "/tmp", (long)getpid());
     test_router(k);
     test_mixture(k);
-    json_t *root, *c;
+    json_t *root, *c, *cases = cases_of("mla.json", &root);
     size_t i;
-    json_array_foreach((json_t *)cases_of("mla.json", &root), i, c) {
+    json_array_foreach(cases, i, c) {
         name = json_string_value(json_object_get(c, "name"));
         mla_case(c, 6);
         mla_case(c, 1);
     }
     json_decref(root);
-    json_array_foreach((json_t *)cases_of("moe.json", &root), i, c) {
+    cases = cases_of("moe.json", &root);
+    json_array_foreach(cases, i, c) {
         name = json_string_value(json_object_get(c, "name"));
         moe_case(c, 4);
         moe_case(c, 1);
