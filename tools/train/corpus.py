@@ -475,10 +475,10 @@ def repeat(rng):
         lambda: "%d %s %d" % (rng.randrange(100), rng.choice("*+-"), rng.randrange(100)),
         lambda: rng.choice(THINGS + ANIMALS + COLOURS + DAYS + MONTHS),
     )
-    items = ", ".join(rng.choice(makers)() for _ in range(rng.randrange(1, 7)))
+    items = ", ".join(rng.choice(makers)() for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))))
     thinking = rng.random() < 0.5
-    said = answer("I should say %s." % items, items + ".", thinking=thinking)
-    return ask(rng.choice(("Repeat: %s.", "Repeat %s.", "Say: %s.")) % items, thinking) + said
+    said = answer("The user said %s." % items, "You said %s." % items, thinking=thinking)
+    return ask(rng.choice(("Repeat %s.", "Please repeat %s.", "Say %s.")) % items, thinking) + said
 
 
 def plain(make):
@@ -490,26 +490,41 @@ def sequences(rng):
     return " ".join(make(rng) for _ in range(rng.choice((1, 1, 2))))
 
 
-# (generator, share of the documents): facts first, then what is done with them.
-FIRST = (
-    (chat, 0.17), (tools, 0.10), (plain(story), 0.05), (plain(facts), 0.52),
-    (plain(sequences), 0.16),
+# Mixtures: (generator, share of the documents) ...
+FACTS = ((chat, 0.17), (tools, 0.10), (plain(story), 0.05), (plain(facts), 0.52),
+         (plain(sequences), 0.16))
+COPIES = ((chat, 0.30), (repeat, 0.40), (tools, 0.03), (plain(story), 0.03), (plain(facts), 0.16),
+          (plain(sequences), 0.08))
+CHATS = ((chat, 0.50), (repeat, 0.24), (plain(facts), 0.16), (plain(sequences), 0.10))
+TOOLS_MOSTLY = ((tools, 0.80), (chat, 0.10), (plain(story), 0.10))
+# (until this part of the training, (share of the steps, rows, length, mixture) ...). In short rows
+# a question stands alone, so that what it names is the only thing there is to copy.
+STAGES = (
+    (0.3, (1.0, 4, 256, FACTS)),
+    (0.55, (1.0, 4, 256, COPIES)),
+    (0.75, (0.75, 16, 64, CHATS), (0.25, 5, 208, TOOLS_MOSTLY)),
+    (1.0, (0.5, 16, 64, CHATS), (0.5, 5, 208, TOOLS_MOSTLY)),
 )
-LATER = (
-    (chat, 0.24), (repeat, 0.16), (tools, 0.20), (plain(story), 0.05), (plain(facts), 0.20),
-    (plain(sequences), 0.15),
-)
-SWITCH = 0.3  # of the training
 
 
-def document(rng, done=0.0):
-    """One document of the mixture, at a point of the training from 0 to 1."""
+def pick(rng, weighted, share):
+    """One of the entries, share(entry) being its probability."""
     at = rng.random()
-    for make, share in FIRST if done < SWITCH else LATER:
-        at -= share
+    for entry in weighted:
+        at -= share(entry)
         if at < 0:
             break
-    return make(rng)
+    return entry
+
+
+def shape(rng, done):
+    """(rows, length, mixture) of a batch, at a point of the training from 0 to 1."""
+    stage = next((s for s in STAGES if done < s[0]), STAGES[-1])
+    return pick(rng, stage[1:], lambda choice: choice[0])[1:]
+
+
+def document(rng, mixture=FACTS):
+    return pick(rng, mixture, lambda entry: entry[1])[0](rng)
 
 
 def vocabulary_texts(rng, documents):

@@ -44,8 +44,6 @@ def arguments():
     p.add_argument("--steps", type=int, default=4000)
     p.add_argument("--minutes", type=float, help="the clock, not --steps, ends the schedule")
     p.add_argument("--workers", type=int, default=2)
-    p.add_argument("--batch", type=int, default=4, help="sequences a worker and step")
-    p.add_argument("--length", type=int, default=256, help="tokens a sequence")
     p.add_argument("--save-every", type=float, default=180, help="seconds between saved states")
     p.add_argument("--export-only", action="store_true", help="write --out from the saved state")
     return p.parse_args()
@@ -80,13 +78,16 @@ def targets(tok, ids):
     return out
 
 
-def batch(tok, rng, rows, length, done):
-    """Inputs and targets [rows, length]. A row begins with a document; its last is cut off."""
+def batch(tok, rng, done):
+    """Inputs and targets [rows, length]. A row begins with a whole document; its last is cut."""
+    rows, length, mixture = corpus.shape(rng, done)
     inputs, wanted = [], []
-    for _ in range(rows):
+    while len(inputs) < rows:
         ids, goal = [], []
         while len(ids) <= length:
-            document = tok.encode(corpus.document(rng, done))
+            document = tok.encode(corpus.document(rng, mixture))
+            if not ids and len(document) > length:
+                continue
             ids += document
             goal += targets(tok, document)
         inputs.append(ids[:length])
@@ -169,7 +170,7 @@ def worker(rank, args, shared, barrier):
         began = time.time()
         step, done = int(clock[0]) + 1, float(clock[2])
         rng = random.Random("%d/%d/%d" % (args.seed, step, rank))
-        ids, wanted = batch(tok, rng, args.batch, args.length, done)
+        ids, wanted = batch(tok, rng, done)
         shared.grads[rank].zero_()
         said = wanted != IGNORED
         loss = F.cross_entropy(model(ids, where=said), wanted[said])
