@@ -17,6 +17,7 @@ static const struct command {
     { "plan", cmd_plan, "What a budget is spent on and what a token reads" },
     { "logits", cmd_logits, "The model's raw output, to compare" },
     { "inspect", cmd_inspect, "What a model holds: layers, parameters, bytes, what is missing" },
+    { "bench", cmd_bench, "Measures the drive the way the engine reads it" },
     { "synth", cmd_synth, "A synthetic checkpoint in the released layout" },
     { "tokenize", cmd_tokenize, "Text to token ids" },
     { "detokenize", cmd_detokenize, "Token ids to text" },

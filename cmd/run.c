@@ -27,6 +27,8 @@ typedef struct {
     uint32_t tokens;
     const char *finish;
     double prefill_seconds, decode_seconds;
+    double decode_from;        /* when the prompt's pass ended; 0: it did not */
+    sl_stats decode_stats;     /* and the counts then */
     /* progress on stderr */
     double started, shown;
     bool terminal, line_open;
@@ -95,6 +97,16 @@ static void print_token(const run *r, uint64_t position, int32_t id, float logpr
     }
 }
 
+/* The drive between the end of the prompt's pass and now: wall time, time with a read in flight, mean depth. */
+static void print_drive(const run *r, const sl_stats *s)
+{
+    const double busy = (double)(s->drive_busy_ns - r->decode_stats.drive_busy_ns) * 1e-9;
+    const double depth = (double)(s->drive_depth_ns - r->decode_stats.drive_depth_ns) * 1e-9;
+    printf("\"drive\":{\"reads\":%llu,\"decode_wall_seconds\":%.3f,\"decode_busy_seconds\":%.3f,\"decode_depth\":%.2f},",
+           (unsigned long long)s->drive_reads, r->decode_from > 0 ? now() - r->decode_from : 0.0,
+           r->decode_from > 0 ? busy : 0.0, r->decode_from > 0 && busy > 0 ? depth / busy : 0.0);
+}
+
 static void print_done(const run *r)
 {
     sl_stats s;
@@ -104,10 +116,12 @@ static void print_done(const run *r)
     if (r->json) {
         printf("{\"event\":\"done\",\"prompt_tokens\":%zu,\"tokens\":%u,\"finish_reason\":\"%s\",\"seconds_prefill\":%.3f,"
                "\"seconds_decode\":%.3f,\"bytes\":{\"trunk\":%llu,\"experts\":%llu,\"head\":%llu,\"embed\":%llu},"
-               "\"cache\":{\"requests\":%llu,\"hits\":%llu},\"peak_rss_bytes\":%llu,\"ram_budget_bytes\":%llu}\n",
+               "\"cache\":{\"requests\":%llu,\"hits\":%llu},",
                r->n_prompt, r->tokens, r->finish, r->prefill_seconds, r->decode_seconds, (unsigned long long)s.trunk,
                (unsigned long long)s.experts, (unsigned long long)s.head, (unsigned long long)s.embed,
-               (unsigned long long)s.cache_requests, (unsigned long long)s.cache_hits, (unsigned long long)s.peak_rss,
+               (unsigned long long)s.cache_requests, (unsigned long long)s.cache_hits);
+        print_drive(r, &s);
+        printf("\"peak_rss_bytes\":%llu,\"ram_budget_bytes\":%llu}\n", (unsigned long long)s.peak_rss,
                (unsigned long long)plan->budget);
         return;
     }
@@ -147,6 +161,10 @@ static int generate(run *r, uint32_t context, sl_err *err)
 {
     int rc = feed(r, r->prompt, r->n_prompt, r->max_tokens <= 1, &r->prefill_seconds, err);
     r->finish = "length";
+    if (rc == 0) {
+        sl_engine_stats(r->engine, &r->decode_stats);
+        r->decode_from = now();
+    }
     while (rc == 0 && r->tokens < r->max_tokens) {
         const uint32_t position = sl_session_position(r->session);
         float logprob;

@@ -141,6 +141,9 @@ typedef struct {
     uint64_t trunk, experts, head, embed; /* bytes read from files so far, alignment included */
     uint64_t cache_requests, cache_hits;  /* experts asked for, and found resident */
     uint64_t peak_rss;                    /* of this process, from the kernel */
+    uint64_t drive_busy_ns;               /* time in which a read was in flight, since open */
+    uint64_t drive_depth_ns;              /* reads in flight, integrated over time: / busy is the mean depth */
+    uint64_t drive_reads;                 /* pieces read */
 } sl_stats;
 SL_API void sl_engine_stats(const sl_engine *e, sl_stats *out);
 

@@ -87,9 +87,11 @@ void sl_engine_stats(const sl_engine *e, sl_stats *out)
 {
     const sl_trunk_counts trunk = sl_trunk_count(e->model->trunk);
     const sl_expert_counts experts = e->model->experts ? sl_expert_count(e->model->experts) : (sl_expert_counts){ 0 };
+    const sl_io_counts io = sl_io_count(e->model->io);
     struct rusage usage;
     *out = (sl_stats){ .trunk = trunk.layers, .head = trunk.head, .embed = e->model->embed_bytes,
-                       .experts = experts.bytes, .cache_requests = experts.requests, .cache_hits = experts.hits };
+                       .experts = experts.bytes, .cache_requests = experts.requests, .cache_hits = experts.hits,
+                       .drive_busy_ns = io.busy_ns, .drive_depth_ns = io.depth_ns, .drive_reads = io.pieces };
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         out->peak_rss = (uint64_t)usage.ru_maxrss << 10;
 }

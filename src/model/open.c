@@ -4,6 +4,7 @@
 
 #include "base/num.h"
 #include "model/model.h"
+#include "store/disk.h"
 
 enum { CHUNK_BYTES = 4 << 20 }; /* of the trunk stream: 0.1 ms of arithmetic, and enough reads in flight */
 static const uint64_t RING_WANT = 256ull << 20;
@@ -260,7 +261,10 @@ static int open_model(sl_model *m, const char *dir, sl_model_options *opt, sl_er
     /* The index comes before the plan that bounds it, so it is counted without a limit first. */
     sl_trunk_matrix *list = NULL;
     size_t n = 0;
-    const sl_io_options io = { .backend = opt->io, .fault = opt->fault, .fault_user = opt->fault_user };
+    sl_disk_profile disk = { 0 }; /* unmeasured: the scheduler's defaults */
+    sl_disk_profile_load(&disk, dir);
+    const sl_io_options io = { .backend = opt->io, .depth = disk.depth, .piece = disk.piece, .fault = opt->fault,
+                               .fault_user = opt->fault_user };
     int rc = open_plan(m, &list, &n, dir, opt, err);
     if (rc == 0) {
         free(list); /* again below, with the numbers of its matrices */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/num.h"
@@ -109,6 +110,9 @@ struct sl_io {
     struct { sl_io_req *head, *tail; } queue[SL_IO_CLASSES]; /* only a head can be partly handed out */
     bool hungry;          /* a take that does not wait found nothing */
     bool closing;
+    sl_io_counts counts;  /* up to `counted` */
+    uint64_t counted;
+    unsigned in_flight;   /* pieces */
     sl_io_options opt;
     const sl_io_driver *driver;
     void *backend;
@@ -126,6 +130,31 @@ int sl_io_thread(pthread_t *t, void *(*fn)(void *), void *arg)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
     return -rc;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* Brings the counts up to now; before in_flight changes. */
+static void count_time(sl_io *io)
+{
+    const uint64_t now = now_ns();
+    io->counts.busy_ns += io->in_flight ? now - io->counted : 0;
+    io->counts.depth_ns += io->in_flight * (now - io->counted);
+    io->counted = now;
+}
+
+sl_io_counts sl_io_count(sl_io *io)
+{
+    pthread_mutex_lock(&io->lock);
+    count_time(io);
+    const sl_io_counts c = io->counts;
+    pthread_mutex_unlock(&io->lock);
+    return c;
 }
 
 static void unlink_req(sl_io *io, sl_io_req *req)
@@ -167,9 +196,15 @@ static void finish(sl_io *io, const sl_io_piece *p, int error)
     if (req->file->drop)
         posix_fadvise(req->file->fd, (off_t)p->offset, (off_t)p->length, POSIX_FADV_DONTNEED);
     pthread_mutex_lock(&io->lock);
+    count_time(io);
+    io->in_flight--;
     req->pieces--;
-    if (error)
+    if (error) {
         fail_req(io, req, error);
+    } else {
+        io->counts.bytes += p->length;
+        io->counts.pieces++;
+    }
     publish(io, req);
     pthread_mutex_unlock(&io->lock);
 }
@@ -201,6 +236,8 @@ bool sl_io_take(sl_io *io, sl_io_piece *p, bool wait)
         if (req) {
             *p = (sl_io_piece){ .req = req, .offset = req->offset + req->submitted,
                                 .length = sl_min_u64(req->length - req->submitted, io->opt.piece) };
+            count_time(io);
+            io->in_flight++;
             req->pieces++;
             req->submitted += p->length;
             if (req->submitted == req->length)

@@ -76,6 +76,16 @@ typedef struct {
 int sl_io_open(sl_io **out, const sl_io_options *opt, sl_err *err);
 void sl_io_close(sl_io *io); /* cancels what is queued, waits for what is in flight; NULL is fine */
 const char *sl_io_name(const sl_io *io); /* "io_uring" or "pread" */
+
+/* Since open. The drive is busy while at least one piece is in flight: idle time is wall time less busy_ns, and
+ * the mean depth of its queue while busy is depth_ns / busy_ns. */
+typedef struct {
+    uint64_t bytes, pieces; /* read */
+    uint64_t busy_ns;       /* time with a piece in flight */
+    uint64_t depth_ns;      /* pieces in flight, integrated over time */
+} sl_io_counts;
+sl_io_counts sl_io_count(sl_io *io); /* any thread */
+
 void sl_io_submit(sl_io *io, sl_io_req *req);
 bool sl_io_done(const sl_io_req *req); /* wait will not block */
 /* Waits until req is finished. SL_EIO names file, offset and cause. */

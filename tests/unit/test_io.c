@@ -311,6 +311,36 @@ static void test_cancel(enum sl_io_backend backend)
     sl_io_file_close(&f);
 }
 
+/* What is counted while two places are held, and that an idle drive counts nothing. */
+static void test_counts(enum sl_io_backend backend)
+{
+    const uint64_t K = 65536;
+    const sl_io_options opt = hooked(backend, 2, K);
+    sl_io *io = must_open(&opt);
+    sl_io_file f = must_open_file(true);
+    sl_io_req q = req_of(&f, 0, 4 * K, SL_IO_STREAM);
+    CHECK_EQ(sl_io_count(io).busy_ns, 0);
+    atomic_store(&hook.shut, true);
+    sl_io_submit(io, &q);
+    await_pieces(1);
+    const sl_io_counts a = sl_io_count(io);
+    usleep(1000);
+    const sl_io_counts b = sl_io_count(io);
+    CHECK(b.busy_ns > a.busy_ns && b.depth_ns - a.depth_ns >= b.busy_ns - a.busy_ns);
+    CHECK_EQ(b.bytes, 0);
+    atomic_store(&hook.shut, false);
+    CHECK_EQ(sl_io_wait(io, &q, NULL), 0);
+    const sl_io_counts c = sl_io_count(io);
+    CHECK_EQ(c.bytes, 4 * K);
+    CHECK_EQ(c.pieces, 4);
+    CHECK(c.depth_ns >= c.busy_ns && c.depth_ns <= 2 * c.busy_ns);
+    usleep(1000);
+    CHECK_EQ(sl_io_count(io).busy_ns, c.busy_ns);
+    free(q.buffer);
+    sl_io_file_close(&f);
+    sl_io_close(io);
+}
+
 static void test_files(void)
 {
     sl_io_file f;
@@ -409,6 +439,7 @@ int main(void)
                         test_patterns((enum sl_io_backend)b, direct, depths[rng_below(3)], pieces[i], mode);
         test_order((enum sl_io_backend)b);
         test_cancel((enum sl_io_backend)b);
+        test_counts((enum sl_io_backend)b);
         for (int direct = 0; direct < 2; direct++) {
             test_errors((enum sl_io_backend)b, direct);
             test_truncated((enum sl_io_backend)b, direct);
