@@ -177,6 +177,7 @@ int sl_disk_measure(double *rate, sl_disk_source *src, const sl_disk_setting *se
     int rc = sl_io_open(&io, &opt, err);
     if (rc < 0)
         return rc;
+    sl_io_remember(io, src->buffer, src->buffer_size);
     src->at = 0;
     src->file = (size_t)draw(src, src->n_files);
     for (size_t i = 0; i < n; i++) {

@@ -273,6 +273,7 @@ int sl_expert_open(sl_expert_store **out, const sl_expert_options *opt, sl_err *
     for (uint32_t i = 0; i < opt->layers; i++)
         s->lists[i] = (layer_list){ .newest = NONE, .oldest = NONE,
                                     .quota = opt->cache_slots / opt->layers + (i < opt->cache_slots % opt->layers) };
+    sl_io_remember(opt->io, s->inflight, inflight); /* not the cache: what holds its pages would grow with it */
     *out = s;
     return 0;
 }
@@ -315,6 +316,7 @@ void sl_expert_close(sl_expert_store *s)
     if (!s)
         return;
     settle(s);
+    sl_io_forget(s->opt.io, s->inflight);
     sl_mem_free(s->cache);
     sl_mem_free(s->inflight);
     sl_mem_free(s->floats);

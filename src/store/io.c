@@ -329,6 +329,18 @@ void sl_io_close(sl_io *io)
 
 const char *sl_io_name(const sl_io *io) { return io->driver->name; }
 
+void sl_io_remember(sl_io *io, void *memory, uint64_t size)
+{
+    if (memory && io->driver->remember)
+        io->driver->remember(io->backend, memory, size);
+}
+
+void sl_io_forget(sl_io *io, void *memory)
+{
+    if (memory && io->driver->forget)
+        io->driver->forget(io->backend, memory);
+}
+
 void sl_io_submit(sl_io *io, sl_io_req *req)
 {
     const uint64_t align = req->file->align;

@@ -32,6 +32,8 @@ typedef struct {
     unsigned depth;                                      /* pieces in flight unless told otherwise */
     int (*open)(void **self, sl_io *io, unsigned depth); /* 0 or -errno */
     void (*wake)(void *self);  /* something was queued after take found nothing; NULL: not needed */
+    void (*remember)(void *self, uint8_t *memory, uint64_t size); /* sl_io_remember and forget; NULL: not done */
+    void (*forget)(void *self, uint8_t *memory);
     void (*close)(void *self); /* nothing is queued any more; waits for what is in flight */
 } sl_io_driver;
 

@@ -242,6 +242,7 @@ int sl_trunk_open(sl_trunk **out, const sl_trunk_options *opt, sl_err *err)
         return sl_fail(err, SL_EBUDGET, "trunk: no room for a ring of %llu bytes, %llu is the least",
                        (unsigned long long)opt->ring_bytes, (unsigned long long)sizes.ring_min);
     }
+    sl_io_remember(t->io, t->ring, t->ring_size);
     *out = t;
     return 0;
 }
@@ -266,6 +267,7 @@ void sl_trunk_close(sl_trunk *t)
         return;
     if (t->flights)
         drop_flights(t);
+    sl_io_forget(t->io, t->ring);
     sl_mem_free(t->ring);
     sl_mem_free(t->resident);
     sl_mem_free(t->flights);

@@ -6,7 +6,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -341,6 +343,74 @@ static void test_counts(enum sl_io_backend backend)
     sl_io_close(io);
 }
 
+static uint8_t *map_at(void *where, size_t n)
+{
+    uint8_t *p = mmap(where, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (where ? MAP_FIXED : 0), -1, 0);
+    if (p == MAP_FAILED) {
+        perror("mmap");
+        exit(1);
+    }
+    return p;
+}
+
+/* Reads inside, across the ends of and outside memory that is remembered; then the same addresses with other
+ * pages behind them, which what was remembered must not be mistaken for. */
+static void test_remember(enum sl_io_backend backend)
+{
+    enum { N = 1 << 20, READ = 65536 };
+    sl_io *io = must_open(&(sl_io_options){ .backend = backend, .piece = 16384 });
+    sl_io_file f = must_open_file(true);
+    uint8_t *memory = map_at(NULL, 2 * N);
+    sl_io_forget(io, memory);
+    sl_io_forget(io, NULL);
+    sl_io_remember(io, NULL, N);
+    for (int round = 0; round < 12; round++) { /* more often than there is room for, were it not given back */
+        sl_io_remember(io, memory, N);
+        sl_io_remember(io, memory + N + READ, N / 2);
+        static const size_t places[] = { 0, READ, N - READ, N - READ / 2, N, N + READ, 2 * N - READ };
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+            sl_io_req q = { .file = &f, .offset = 4096 * rng_below(256), .length = READ, .need = READ,
+                            .buffer = memory + places[i], .class = SL_IO_DEMAND };
+            memset(q.buffer, 0xee, READ);
+            sl_io_submit(io, &q);
+            CHECK_EQ(sl_io_wait(io, &q, NULL), 0);
+            CHECK_MSG(memcmp(q.buffer, data + q.offset, READ) == 0, "round %d, place %zu: wrong bytes", round, i);
+        }
+        sl_io_forget(io, memory);
+        sl_io_forget(io, memory + N + READ);
+        memory = map_at(memory, 2 * N);
+    }
+    sl_io_remember(io, memory, N); /* and closes with it */
+    sl_io_close(io);
+    munmap(memory, 2 * N);
+    sl_io_file_close(&f);
+}
+
+/* A child that may lock no memory. */
+static void test_no_locked_memory(void)
+{
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const struct rlimit none = { 0, 0 };
+        sl_io_file f = must_open_file(true); /* before it becomes nobody */
+        if (setrlimit(RLIMIT_MEMLOCK, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0))
+            _exit(0);
+        sl_io *io = must_open(&(sl_io_options){ .backend = SL_IO_AUTO });
+        sl_io_req q = req_of(&f, 4096, 8192, SL_IO_DEMAND);
+        sl_io_remember(io, q.buffer, 8192);
+        sl_io_submit(io, &q);
+        CHECK_EQ(sl_io_wait(io, &q, NULL), 0);
+        CHECK(memcmp(q.buffer, data + 4096, 8192) == 0);
+        sl_io_forget(io, q.buffer);
+        sl_io_close(io);
+        _exit(check_failures != 0);
+    }
+    int status = 1;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "no locked memory: child failed, status %d", status);
+}
+
 static void test_files(void)
 {
     sl_io_file f;
@@ -424,6 +494,8 @@ int main(void)
     test_refused(SYS_io_uring_setup, EPERM);
     test_refused(SYS_io_uring_setup, ENOSYS);
     test_refused(SYS_io_uring_enter, EPERM);
+    test_refused(SYS_io_uring_register, EPERM);
+    test_no_locked_memory();
     sl_io *io = NULL;
     have_uring = sl_io_open(&io, &(sl_io_options){ .backend = SL_IO_URING }, NULL) == 0;
     sl_io_close(io);
@@ -440,6 +512,7 @@ int main(void)
         test_order((enum sl_io_backend)b);
         test_cancel((enum sl_io_backend)b);
         test_counts((enum sl_io_backend)b);
+        test_remember((enum sl_io_backend)b);
         for (int direct = 0; direct < 2; direct++) {
             test_errors((enum sl_io_backend)b, direct);
             test_truncated((enum sl_io_backend)b, direct);
