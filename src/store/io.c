@@ -331,13 +331,13 @@ const char *sl_io_name(const sl_io *io) { return io->driver->name; }
 
 void sl_io_remember(sl_io *io, void *memory, uint64_t size)
 {
-    if (memory && io->driver->remember)
+    if (io && memory && io->driver->remember)
         io->driver->remember(io->backend, memory, size);
 }
 
 void sl_io_forget(sl_io *io, void *memory)
 {
-    if (memory && io->driver->forget)
+    if (io && memory && io->driver->forget)
         io->driver->forget(io->backend, memory);
 }
 
