@@ -90,7 +90,7 @@ sl_io_counts sl_io_count(sl_io *io); /* any thread */
  * needed, silently nothing where it cannot (threads, a limit on locked memory). Forget it before it is freed or
  * unmapped; no read into it may be in flight then. */
 void sl_io_remember(sl_io *io, void *memory, uint64_t size);
-void sl_io_forget(sl_io *io, void *memory); /* NULL, and what was never remembered, is fine */
+void sl_io_forget(sl_io *io, void *memory); /* NULL, and what was never remembered, is fine; so is io NULL */
 void sl_io_submit(sl_io *io, sl_io_req *req);
 bool sl_io_done(const sl_io_req *req); /* wait will not block */
 /* Waits until req is finished. SL_EIO names file, offset and cause. */
