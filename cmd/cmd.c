@@ -431,6 +431,17 @@ static int append(const cmd_spec *spec, cmd_list *list, const char *value, size_
     return 0;
 }
 
+static int add_mirror(const cmd_spec *spec, const cmd_option *o, const char *value)
+{
+    static const char *mirrors[15]; /* one set of engine options in a program's run */
+    sl_options *engine = o->value;
+    if (engine->n_mirrors == sizeof mirrors / sizeof *mirrors)
+        return usage(spec, "%s: given more than %zu times", o->name, engine->n_mirrors);
+    mirrors[engine->n_mirrors++] = value;
+    engine->mirrors = mirrors;
+    return 0;
+}
+
 static int set_choice(const cmd_spec *spec, const cmd_option *o, const char *value)
 {
     char all[256] = "";
@@ -456,6 +467,8 @@ static int set_value(const cmd_spec *spec, const cmd_option *o, const char *valu
         return 0;
     case CMD_LIST:
         return append(spec, o->value, value, room);
+    case CMD_MIRROR:
+        return add_mirror(spec, o, value);
     case CMD_U32:
         if (!parse_whole(value, UINT32_MAX, &v))
             return usage(spec, "%s: '%s' is not a whole number from 0 to %u", o->name, value,

@@ -19,6 +19,7 @@ enum cmd_kind {
     CMD_SIZE,   /* uint64_t *     8G, 512MiB, 1000 */
     CMD_FLOAT,  /* float *        finite */
     CMD_CHOICE, /* int *          index into `choices` */
+    CMD_MIRROR, /* sl_options *   repeatable; appended to its mirrors, which every command shares */
 };
 
 typedef struct {
@@ -79,7 +80,8 @@ extern const char *const cmd_io_choices[];
     { "--ctx", NULL, CMD_U32, &(o).context, "N", "positions the sequence can grow to", NULL },                 \
     { "--threads", NULL, CMD_U32, &(o).threads, "N", "compute threads (default: one per CPU)", NULL },         \
     { "--prefill-chunk", NULL, CMD_U32, &(o).prefill_chunk, "N", "prompt tokens per pass over the weights", NULL }, \
-    { "--io", NULL, CMD_CHOICE, &(backend), "WAY", "how weights are read: auto, uring, pread", cmd_io_choices }
+    { "--io", NULL, CMD_CHOICE, &(backend), "WAY", "how weights are read: auto, uring, pread", cmd_io_choices }, \
+    { "--mirror", NULL, CMD_MIRROR, &(o), "DIR", "further copies of shards, on another drive; repeatable", NULL }
 
 int cmd_run(int argc, char **argv);
 int cmd_plan(int argc, char **argv);

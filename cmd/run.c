@@ -102,9 +102,10 @@ static void print_drive(const run *r, const sl_stats *s)
 {
     const double busy = (double)(s->drive_busy_ns - r->decode_stats.drive_busy_ns) * 1e-9;
     const double depth = (double)(s->drive_depth_ns - r->decode_stats.drive_depth_ns) * 1e-9;
-    printf("\"drive\":{\"reads\":%llu,\"decode_wall_seconds\":%.3f,\"decode_busy_seconds\":%.3f,\"decode_depth\":%.2f},",
-           (unsigned long long)s->drive_reads, r->decode_from > 0 ? now() - r->decode_from : 0.0,
-           r->decode_from > 0 ? busy : 0.0, r->decode_from > 0 && busy > 0 ? depth / busy : 0.0);
+    printf("\"drive\":{\"reads\":%llu,\"decode_wall_seconds\":%.3f,\"decode_busy_seconds\":%.3f,\"decode_depth\":%.2f,"
+           "\"mirror_bytes\":%llu,\"mirrors_dropped\":%u},", (unsigned long long)s->drive_reads, r->decode_from > 0 ? now() - r->decode_from : 0.0,
+           r->decode_from > 0 ? busy : 0.0, r->decode_from > 0 && busy > 0 ? depth / busy : 0.0,
+           (unsigned long long)s->mirror_bytes, s->mirrors_dropped);
 }
 
 static void print_done(const run *r)

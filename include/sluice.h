@@ -101,6 +101,8 @@ typedef struct {
     uint32_t threads;            /* 0: one per available CPU */
     uint32_t prefill_chunk;      /* tokens per pass over the weights; 0: chosen by the plan */
     enum sl_io_backend io;       /* SL_IO_AUTO: io_uring where the kernel allows it */
+    const char *const *mirrors;  /* directories with further copies of shards, all or some, on other drives; may be NULL */
+    size_t n_mirrors;            /* at most 15 */
     bool all_logits;             /* sessions also deliver the logits of every fed position */
     bool (*cancel)(void *user);  /* polled often; true stops with SL_EINTR; may be NULL */
     void *user;
@@ -144,6 +146,8 @@ typedef struct {
     uint64_t drive_busy_ns;               /* time in which a read was in flight, since open */
     uint64_t drive_depth_ns;              /* reads in flight, integrated over time: / busy is the mean depth */
     uint64_t drive_reads;                 /* pieces read */
+    uint64_t mirror_bytes;                /* of all that was read: from mirrors */
+    uint32_t mirrors_dropped;             /* mirrors given up after a failure; each was logged */
 } sl_stats;
 SL_API void sl_engine_stats(const sl_engine *e, sl_stats *out);
 

@@ -37,7 +37,7 @@ static int model_options(sl_model_options *out, const sl_options *opt, sl_err *e
     *out = (sl_model_options){
         .ram = o.ram_bytes, .context = o.context ? o.context : CONTEXT_DEFAULT,
         .threads = o.threads ? o.threads : cpu_count(), .prefill_chunk = o.prefill_chunk, .io = o.io,
-        .all_logits = o.all_logits, .cancel = o.cancel, .user = o.user,
+        .mirrors = o.mirrors, .n_mirrors = o.n_mirrors, .all_logits = o.all_logits, .cancel = o.cancel, .user = o.user,
     };
     if (out->threads > 1024)
         return sl_fail(err, SL_EUSAGE, "threads: found %u, expected 1 to 1024", out->threads);
@@ -91,7 +91,8 @@ void sl_engine_stats(const sl_engine *e, sl_stats *out)
     struct rusage usage;
     *out = (sl_stats){ .trunk = trunk.layers, .head = trunk.head, .embed = e->model->embed_bytes,
                        .experts = experts.bytes, .cache_requests = experts.requests, .cache_hits = experts.hits,
-                       .drive_busy_ns = io.busy_ns, .drive_depth_ns = io.depth_ns, .drive_reads = io.pieces };
+                       .drive_busy_ns = io.busy_ns, .drive_depth_ns = io.depth_ns, .drive_reads = io.pieces,
+                       .mirror_bytes = io.mirror_bytes, .mirrors_dropped = io.dropped };
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         out->peak_rss = (uint64_t)usage.ru_maxrss << 10;
 }

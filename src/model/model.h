@@ -90,6 +90,8 @@ typedef struct {
     uint64_t ram;
     uint32_t context, threads, prefill_chunk;
     enum sl_io_backend io;
+    const char *const *mirrors; /* n_mirrors further directories */
+    size_t n_mirrors;
     long (*fault)(void *user, const sl_io_file *f, uint64_t offset, uint64_t length); /* sl_io_options.fault */
     void *fault_user;
     bool all_logits;

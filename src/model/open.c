@@ -5,6 +5,7 @@
 #include "base/num.h"
 #include "model/model.h"
 #include "store/disk.h"
+#include "store/mirror.h"
 
 enum { CHUNK_BYTES = 4 << 20 }; /* of the trunk stream: 0.1 ms of arithmetic, and enough reads in flight */
 static const uint64_t RING_WANT = 256ull << 20;
@@ -149,7 +150,11 @@ static int open_plan(sl_model *m, sl_trunk_matrix **list, size_t *n, const char 
 {
     if (opt->ram == 0)
         opt->ram = sl_plan_default_budget();
+    if (opt->n_mirrors >= SL_IO_DRIVES_MAX)
+        return sl_fail(err, SL_EUSAGE, "mirrors: found %zu, expected at most %d", opt->n_mirrors, SL_IO_DRIVES_MAX - 1);
     int rc = sl_binding_open(&m->bind, dir, SL_SHARDS_DIRECT, m->budget, err);
+    for (size_t i = 0; rc == 0 && i < opt->n_mirrors; i++)
+        rc = sl_mirror_open(&m->bind.shards, opt->mirrors[i], (unsigned)i + 1, err);
     if (rc < 0)
         return rc;
     if (opt->context > 1u << 30 || opt->prefill_chunk > 1u << 16)
@@ -263,8 +268,8 @@ static int open_model(sl_model *m, const char *dir, sl_model_options *opt, sl_er
     size_t n = 0;
     sl_disk_profile disk = { 0 }; /* unmeasured: the scheduler's defaults */
     sl_disk_profile_load(&disk, dir);
-    const sl_io_options io = { .backend = opt->io, .depth = disk.depth, .piece = disk.piece, .fault = opt->fault,
-                               .fault_user = opt->fault_user };
+    const sl_io_options io = { .backend = opt->io, .drives = 1 + (unsigned)opt->n_mirrors, .depth = disk.depth,
+                               .piece = disk.piece, .fault = opt->fault, .fault_user = opt->fault_user };
     int rc = open_plan(m, &list, &n, dir, opt, err);
     if (rc == 0) {
         free(list); /* again below, with the numbers of its matrices */

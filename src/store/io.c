@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,16 +71,40 @@ int sl_io_file_open(sl_io_file *out, const char *path, bool direct, sl_err *err)
     return 0;
 }
 
+int sl_io_file_mirror(sl_io_file *f, const char *path, unsigned drive, sl_err *err)
+{
+    sl_assert(drive > 0 && drive < SL_IO_DRIVES_MAX);
+    if (!f->copies && !(f->copies = calloc(1, sizeof *f->copies)))
+        return sl_fail(err, SL_EFAIL, "%s: out of memory", path);
+    sl_io_copies *c = f->copies;
+    sl_io_file *more = realloc(c->file, (c->n + 1) * sizeof *more);
+    if (!more)
+        return sl_fail(err, SL_EFAIL, "%s: out of memory", path);
+    c->file = more;
+    const int rc = sl_io_file_open(&more[c->n], path, f->direct, err);
+    if (rc < 0)
+        return rc;
+    more[c->n++].drive = drive;
+    return more[c->n - 1].size == f->size ? 0
+        : sl_fail(err, SL_EFORMAT, "%s: found %llu bytes, expected %llu as of %s", path,
+                  (unsigned long long)more[c->n - 1].size, (unsigned long long)f->size, f->path);
+}
+
 void sl_io_file_close(sl_io_file *f)
 {
     if (!f->path)
         return;
+    for (unsigned i = 0; f->copies && i < f->copies->n; i++)
+        sl_io_file_close(&f->copies->file[i]);
+    if (f->copies)
+        free(f->copies->file);
+    free(f->copies);
     close(f->fd);
     free(f->path);
     *f = (sl_io_file){ .fd = -1 };
 }
 
-int sl_io_file_unchanged(const sl_io_file *f, sl_err *err)
+static int unchanged(const sl_io_file *f, sl_err *err)
 {
     struct stat st;
     if (fstat(f->fd, &st) < 0)
@@ -92,6 +117,8 @@ int sl_io_file_unchanged(const sl_io_file *f, sl_err *err)
     return 0;
 }
 
+int sl_io_file_unchanged(const sl_io_file *f, sl_err *err) { return f->copies ? 0 : unchanged(f, err); }
+
 void sl_io_span(const sl_io_file *f, uint64_t offset, uint64_t n, uint64_t *begin, uint64_t *length, uint64_t *skip)
 {
     *begin = sl_round_down(offset, f->align);
@@ -103,11 +130,27 @@ uint64_t sl_io_span_max(uint64_t n) { return n ? sl_round_up(n + SL_IO_ALIGN - 1
 
 /* ---- scheduler ------------------------------------------------------------------------------ */
 
+/* Rates in bytes a nanosecond, from the time in which the drive had something to do. */
+typedef struct {
+    unsigned in_flight;  /* pieces */
+    uint64_t bytes;      /* in them */
+    uint64_t since;      /* when in_flight last changed from 0, or the sample began */
+    uint64_t sample_bytes, sample_ns;
+    unsigned sample_pieces;
+    double rate;
+    bool measured, gone;
+} drive;
+enum { SAMPLE = 16 };    /* pieces */
+enum { LOOK_AHEAD = 64 }; /* requests of a class that are looked through for one whose drive has a place */
+
 struct sl_io {
     pthread_mutex_t lock; /* guards the queues and the private part of every request in them or in flight */
     pthread_cond_t work;  /* something was queued, or closing */
     pthread_cond_t done;  /* a request finished */
-    struct { sl_io_req *head, *tail; } queue[SL_IO_CLASSES]; /* only a head can be partly handed out */
+    struct { sl_io_req *head, *tail; } queue[SL_IO_CLASSES];
+    uint64_t queued[SL_IO_CLASSES]; /* bytes not handed out */
+    drive drives[SL_IO_DRIVES_MAX];
+    unsigned n_drives, depth; /* places on each */
     bool hungry;          /* a take that does not wait found nothing */
     bool closing;
     sl_io_counts counts;  /* up to `counted` */
@@ -184,46 +227,172 @@ static void publish(sl_io *io, sl_io_req *req)
 
 static void fail_req(sl_io *io, sl_io_req *req, int error)
 {
-    if (req->submitted < req->length)
+    if (req->submitted < req->length) {
         unlink_req(io, req);
+        io->queued[req->class] -= req->length - req->submitted;
+    }
     if (!req->error)
         req->error = error;
+}
+
+/* ---- drives: which copy a piece is read from ------------------------------------------------- */
+
+static const sl_io_file *copy_of(const sl_io_file *f, unsigned i) { return i ? &f->copies->file[i - 1] : f; }
+static unsigned n_copies(const sl_io_file *f) { return f->copies ? 1 + f->copies->n : 1; }
+
+static bool is_gone(const sl_io *io, const sl_io_file *f, unsigned copy)
+{
+    return f->copies && (f->copies->gone >> copy & 1 || io->drives[copy_of(f, copy)->drive].gone);
+}
+
+static double finish_ns(const drive *d, uint64_t more) { return (double)(d->bytes + more) / d->rate; }
+
+/* The copy of req's file to read n bytes from now, or NULL: better wait. */
+static const sl_io_file *choose_copy(const sl_io *io, const sl_io_req *req, uint64_t n)
+{
+    const sl_io_file *f = req->file, *free_one = NULL;
+    const drive *first = NULL, *first_free = NULL;
+    for (unsigned i = 0; i < n_copies(f); i++) {
+        const drive *d = &io->drives[copy_of(f, i)->drive];
+        if (is_gone(io, f, i))
+            continue;
+        if (!first || finish_ns(d, n) < finish_ns(first, n))
+            first = d;
+        if (d->in_flight < io->depth && (!free_one || finish_ns(d, n) < finish_ns(first_free, n))) {
+            first_free = d;
+            free_one = copy_of(f, i);
+        }
+    }
+    if (!first) /* all have failed before: perhaps not at this place */
+        return io->drives[0].in_flight < io->depth ? f : NULL;
+    if (!free_one || first_free == first)
+        return free_one;
+    /* A slower drive helps unless it would end behind all that is queued for the faster one. */
+    uint64_t queued = 0;
+    for (int c = 0; c <= (int)req->class; c++)
+        queued += io->queued[c];
+    return finish_ns(first_free, n) <= finish_ns(first, queued) ? free_one : NULL;
+}
+
+/* The next request of which a piece can be read now, and its copy. */
+static sl_io_req *choose(const sl_io *io, const sl_io_file **from)
+{
+    for (int c = 0; c < SL_IO_CLASSES; c++) {
+        unsigned seen = 0;
+        for (sl_io_req *r = io->queue[c].head; r && seen < LOOK_AHEAD; r = r->next, seen++) {
+            if (io->n_drives == 1) {
+                *from = r->file;
+                return r;
+            }
+            if ((*from = choose_copy(io, r, sl_min_u64(r->length - r->submitted, io->opt.piece))))
+                return r;
+        }
+    }
+    return NULL;
+}
+
+static void enter_drive(sl_io *io, unsigned i, uint64_t bytes)
+{
+    drive *d = &io->drives[i];
+    if (d->in_flight++ == 0)
+        d->since = now_ns();
+    d->bytes += bytes;
+}
+
+static void leave_drive(sl_io *io, unsigned i, uint64_t bytes, bool read)
+{
+    drive *d = &io->drives[i];
+    const uint64_t now = now_ns();
+    d->in_flight--;
+    d->bytes -= bytes;
+    d->sample_ns += now - d->since;
+    d->since = now;
+    d->sample_bytes += read ? bytes : 0;
+    if (++d->sample_pieces < SAMPLE)
+        return;
+    const double rate = (double)(d->sample_bytes + 1) / (double)(d->sample_ns + 1);
+    d->rate = d->measured ? (3 * d->rate + rate) / 4 : rate;
+    d->measured = true;
+    d->sample_bytes = d->sample_ns = d->sample_pieces = 0;
 }
 
 static void finish(sl_io *io, const sl_io_piece *p, int error)
 {
     sl_io_req *req = p->req;
-    if (req->file->drop)
-        posix_fadvise(req->file->fd, (off_t)p->offset, (off_t)p->length, POSIX_FADV_DONTNEED);
+    if (p->from->drop)
+        posix_fadvise(p->from->fd, (off_t)p->offset, (off_t)p->length, POSIX_FADV_DONTNEED);
     pthread_mutex_lock(&io->lock);
     count_time(io);
     io->in_flight--;
+    leave_drive(io, p->from->drive, p->length, !error);
     req->pieces--;
     if (error) {
         fail_req(io, req, error);
     } else {
         io->counts.bytes += p->length;
         io->counts.pieces++;
+        io->counts.mirror_bytes += p->from->drive ? p->length : 0;
     }
     publish(io, req);
     pthread_mutex_unlock(&io->lock);
 }
 
+/* The copy p is read from failed it: goes on with one that did not, or ends it. */
+static bool read_elsewhere(sl_io *io, sl_io_piece *p, int error)
+{
+    const sl_io_file *f = p->req->file, *failed = p->from;
+    if (!f->copies) {
+        finish(io, p, error);
+        return false;
+    }
+    const unsigned copy = failed == f ? 0 : (unsigned)(failed - f->copies->file) + 1;
+    unsigned next = UINT_MAX;
+    pthread_mutex_lock(&io->lock);
+    const bool news = !is_gone(io, f, copy);
+    f->copies->gone |= 1u << copy;
+    if (news && copy) {
+        io->drives[failed->drive].gone = true;
+        io->counts.dropped++;
+    }
+    p->tried |= 1u << copy;
+    for (unsigned i = 0; i < n_copies(f); i++) /* one that failed another piece is better than none */
+        if (!(p->tried >> i & 1) && (next == UINT_MAX || (is_gone(io, f, next) && !is_gone(io, f, i))))
+            next = i;
+    if (next != UINT_MAX) {
+        count_time(io);
+        leave_drive(io, failed->drive, p->length, false);
+        p->from = copy_of(f, next);
+        p->got = 0; /* the other may want another alignment than where this one stopped */
+        p->tries = 0;
+        enter_drive(io, p->from->drive, p->length);
+    }
+    pthread_cond_broadcast(&io->work); /* another drive's turn, perhaps */
+    pthread_mutex_unlock(&io->lock);
+    if (news)
+        sl_log(SL_LOG_WARN, "io: %s: %s; %s", failed->path,
+               error == -ENODATA ? "too short" : error == -ESTALE ? "changed since it was opened" : strerror(-error),
+               copy ? "its mirror is not used any more" : "read from mirrors from now on");
+    if (next == UINT_MAX)
+        finish(io, p, error);
+    return next != UINT_MAX;
+}
+
 /* Sets what is asked for next; false when the fault hook failed the piece, which is then over. */
 static bool prepare(sl_io *io, sl_io_piece *p)
 {
-    p->ask = p->length - p->got;
-    if (!io->opt.fault)
-        return true;
-    const sl_io_file *f = p->req->file;
-    const long rc = io->opt.fault(io->opt.fault_user, f, p->offset + p->got, p->ask);
-    if (rc < 0) {
-        finish(io, p, (int)rc);
-        return false;
+    for (;;) {
+        p->ask = p->length - p->got;
+        if (!io->opt.fault)
+            return true;
+        const sl_io_file *f = p->from;
+        const long rc = io->opt.fault(io->opt.fault_user, f, p->offset + p->got, p->ask);
+        if (rc > 0)
+            p->ask = sl_min_u64(p->ask, sl_max_u64(sl_round_down((uint64_t)rc, f->align), f->align));
+        if (rc >= 0)
+            return true;
+        if (!read_elsewhere(io, p, (int)rc))
+            return false;
     }
-    if (rc > 0)
-        p->ask = sl_min_u64(p->ask, sl_max_u64(sl_round_down((uint64_t)rc, f->align), f->align));
-    return true;
 }
 
 bool sl_io_take(sl_io *io, sl_io_piece *p, bool wait)
@@ -231,15 +400,18 @@ bool sl_io_take(sl_io *io, sl_io_piece *p, bool wait)
     do {
         pthread_mutex_lock(&io->lock);
         sl_io_req *req;
-        while (!(req = io->queue[SL_IO_DEMAND].head) && !(req = io->queue[SL_IO_STREAM].head) && wait && !io->closing)
+        const sl_io_file *from = NULL;
+        while (!(req = choose(io, &from)) && wait && !io->closing)
             pthread_cond_wait(&io->work, &io->lock);
         if (req) {
-            *p = (sl_io_piece){ .req = req, .offset = req->offset + req->submitted,
+            *p = (sl_io_piece){ .req = req, .from = from, .offset = req->offset + req->submitted,
                                 .length = sl_min_u64(req->length - req->submitted, io->opt.piece) };
             count_time(io);
             io->in_flight++;
             req->pieces++;
             req->submitted += p->length;
+            io->queued[req->class] -= p->length;
+            enter_drive(io, from->drive, p->length);
             if (req->submitted == req->length)
                 unlink_req(io, req);
         } else {
@@ -256,11 +428,12 @@ bool sl_io_settle(sl_io *io, sl_io_piece *p, long result)
 {
     if ((result == -EINTR || result == -EAGAIN) && p->tries++ < MAX_TRIES)
         return true;
-    if (result < 0) {
-        finish(io, p, (int)result);
-        return false;
-    }
-    const sl_io_file *f = p->req->file;
+    /* The modification time moves before the bytes do, so a look after the read is enough. */
+    if (result >= 0 && p->req->file->copies && unchanged(p->from, NULL) < 0)
+        result = -ESTALE;
+    if (result < 0)
+        return read_elsewhere(io, p, (int)result) && prepare(io, p);
+    const sl_io_file *f = p->from;
     const uint64_t have = p->got + (uint64_t)result, go_on = sl_round_down(have, f->align);
     /* Going on from an aligned place is progress unless the end of the file was met. */
     if (have < p->length && go_on > p->got && p->offset + have < f->size) {
@@ -269,14 +442,17 @@ bool sl_io_settle(sl_io *io, sl_io_piece *p, long result)
         return prepare(io, p);
     }
     const bool lacks = have < p->length && p->offset + have < p->req->offset + p->req->need;
-    finish(io, p, lacks ? -ENODATA : 0);
+    if (lacks)
+        return read_elsewhere(io, p, -ENODATA) && prepare(io, p);
+    finish(io, p, 0);
     return false;
 }
 
 static int start(sl_io *io, const sl_io_driver *driver)
 {
     io->driver = driver;
-    return driver->open(&io->backend, io, io->opt.depth ? io->opt.depth : driver->depth);
+    io->depth = io->opt.depth ? io->opt.depth : driver->depth;
+    return driver->open(&io->backend, io, io->depth * io->n_drives);
 }
 
 int sl_io_open(sl_io **out, const sl_io_options *opt, sl_err *err)
@@ -288,6 +464,10 @@ int sl_io_open(sl_io **out, const sl_io_options *opt, sl_err *err)
     if (!io->opt.piece)
         io->opt.piece = PIECE;
     sl_assert(io->opt.piece % SL_IO_ALIGN == 0 && io->opt.piece <= 1 << 30);
+    io->n_drives = opt->drives ? opt->drives : 1;
+    sl_assert(io->n_drives <= SL_IO_DRIVES_MAX);
+    for (unsigned i = 0; i < io->n_drives; i++)
+        io->drives[i].rate = 1; /* until measured: all alike */
     pthread_mutex_init(&io->lock, NULL);
     pthread_cond_init(&io->work, NULL);
     pthread_cond_init(&io->done, NULL);
@@ -358,6 +538,7 @@ void sl_io_submit(sl_io *io, sl_io_req *req)
     else
         io->queue[req->class].head = req;
     io->queue[req->class].tail = req;
+    io->queued[req->class] += req->length;
     const bool wake = io->hungry && io->driver->wake;
     io->hungry = false;
     pthread_cond_broadcast(&io->work);

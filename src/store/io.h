@@ -5,7 +5,11 @@
  * Order: whenever the drive can take another piece, the oldest DEMAND request is served first, then
  * the oldest STREAM one. Large requests are cut into pieces, so that a demand read never waits behind
  * a whole trunk chunk and the queue stays deep. Short reads are continued; a read that ends before
- * `need` bytes is an error, never a zero. */
+ * `need` bytes is an error, never a zero.
+ * Drives: each has its own places in flight. A piece goes to the copy that will have read it first, by what is
+ * in flight there and the rate measured; a drive that would hold up the rest of the queue is not given it. A copy
+ * that fails (error, too short, changed) costs a warning and its whole drive, or when it is the original, that
+ * file; the piece is read again elsewhere, and only a piece that fails on every copy is an error. */
 #ifndef SL_STORE_IO_H
 #define SL_STORE_IO_H
 
@@ -21,8 +25,11 @@ typedef struct sl_io sl_io;
 
 typedef enum { SL_IO_DEMAND, SL_IO_STREAM, SL_IO_CLASSES } sl_io_class;
 
+/* Drives that hold copies, the model's own included. */
+enum { SL_IO_DRIVES_MAX = 16 };
+
 /* A file opened for reading weights. */
-typedef struct {
+typedef struct sl_io_file {
     int fd;           /* O_DIRECT where the file system allows it */
     bool direct;
     bool drop;        /* direct reads were refused: what is read leaves the page cache at once */
@@ -30,14 +37,27 @@ typedef struct {
     uint64_t size;    /* when opened */
     int64_t mtime_ns; /* when opened */
     char *path;       /* owned */
+    unsigned drive;   /* 0: the model's own; mirrors count from 1 */
+    struct sl_io_copies *copies; /* on other drives; owned; NULL: none */
 } sl_io_file;
+
+typedef struct sl_io_copies {
+    sl_io_file *file; /* n of them, same size and alignment or less */
+    unsigned n;
+    unsigned gone;    /* bit 0: the original, bit i + 1: file[i]: failed and avoided; the scheduler's */
+} sl_io_copies;
 
 /* Opens path for reading. `direct` asks for O_DIRECT; when it is refused, by the file system or by a
  * first read, the file is read buffered, *out says so and the first such file of a process is logged.
  * SL_EFORMAT when absent or not a regular file. */
 int sl_io_file_open(sl_io_file *out, const char *path, bool direct, sl_err *err);
 void sl_io_file_close(sl_io_file *f);
-/* SL_EIO when the file's size or modification time is no longer what it was when opened. */
+/* Opens `path`, a copy of f on drive `drive` > 0, as a further source of its bytes, which the caller has compared.
+ * While f has copies every read is checked against a change of the file it came from, and what fails on one is
+ * read from another. Before the first read. SL_EFORMAT when it is no file or not of f's size. */
+int sl_io_file_mirror(sl_io_file *f, const char *path, unsigned drive, sl_err *err);
+/* SL_EIO when the file's size or modification time is no longer what it was when opened. One with copies is
+ * checked at each read instead. */
 int sl_io_file_unchanged(const sl_io_file *f, sl_err *err);
 
 /* One read. The caller fills the first part and keeps the struct and buffer alive until waited for. */
@@ -64,7 +84,8 @@ uint64_t sl_io_span_max(uint64_t n);
 
 typedef struct {
     enum sl_io_backend backend; /* AUTO: io_uring, else pread with one warning in the log */
-    unsigned depth;             /* pieces in flight; 0: 16, or 8 threads */
+    unsigned depth;             /* pieces in flight on each drive; 0: 16, or 8 threads */
+    unsigned drives;            /* that files lie on, at most SL_IO_DRIVES_MAX; 0: 1 */
     uint64_t piece;             /* bytes a piece at most, a multiple of 4096; 0: 1 MiB */
     /* Fault injection for tests, NULL otherwise: called on an I/O thread before each piece and each
      * continuation of one; returns 0 to go on, -errno to fail it, or n > 0 to shorten it to n bytes
@@ -83,6 +104,8 @@ typedef struct {
     uint64_t bytes, pieces; /* read */
     uint64_t busy_ns;       /* time with a piece in flight */
     uint64_t depth_ns;      /* pieces in flight, integrated over time */
+    uint64_t mirror_bytes;  /* of bytes: not from drive 0 */
+    unsigned dropped;       /* drives given up */
 } sl_io_counts;
 sl_io_counts sl_io_count(sl_io *io); /* any thread */
 

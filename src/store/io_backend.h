@@ -11,6 +11,8 @@
 
 typedef struct {
     sl_io_req *req;
+    const sl_io_file *from;  /* req->file or a copy of it */
+    unsigned tried;          /* bits as in sl_io_copies.gone: copies that failed it */
     uint64_t offset, length; /* in the file */
     uint64_t got;            /* bytes read; the next read begins behind them */
     uint64_t ask;            /* bytes of the next read */

@@ -20,7 +20,7 @@ static void *work(void *arg)
     while (sl_io_take(r->io, &p, true)) {
         long n;
         do {
-            n = pread(p.req->file->fd, sl_io_piece_buffer(&p), p.ask, (off_t)(p.offset + p.got));
+            n = pread(p.from->fd, sl_io_piece_buffer(&p), p.ask, (off_t)(p.offset + p.got));
         } while (sl_io_settle(r->io, &p, n < 0 ? -errno : n));
     }
     return NULL;

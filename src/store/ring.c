@@ -62,9 +62,9 @@ static void ask(struct ring *r, unsigned place)
     uint8_t *to = sl_io_piece_buffer(p);
     const int buffer = find_buffer(r, to, p->ask);
     if (buffer >= 0)
-        io_uring_prep_read_fixed(sqe, p->req->file->fd, to, (unsigned)p->ask, p->offset + p->got, buffer);
+        io_uring_prep_read_fixed(sqe, p->from->fd, to, (unsigned)p->ask, p->offset + p->got, buffer);
     else
-        io_uring_prep_read(sqe, p->req->file->fd, to, (unsigned)p->ask, p->offset + p->got);
+        io_uring_prep_read(sqe, p->from->fd, to, (unsigned)p->ask, p->offset + p->got);
     io_uring_sqe_set_data64(sqe, place);
 }
 

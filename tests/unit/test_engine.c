@@ -213,6 +213,56 @@ static void test_changes(void)
     }
 }
 
+/* ---- mirrors ---------------------------------------------------------------------------------------- */
+
+/* Every piece in turn fails once, on whichever copy it is read from: the same bits, and no error. When it fails on
+ * both, the error that there is without mirrors. */
+static void test_mirrors(enum sl_io_backend io)
+{
+    char copy[300];
+    sl_err err;
+    float out[VOCAB];
+    faults f = { .fail_at = -2 };
+    sl_model_options o = options();
+    const char *const mirrors[] = { copy };
+    snprintf(copy, sizeof copy, "%s-mirror", dir);
+    fresh_copy();
+    shell("rm -rf '%s' && cp -r %s '%s' && chmod -R u+w '%s'", copy, golden, copy, copy);
+    o.io = io;
+    o.fault = inject;
+    o.fault_user = &f;
+    o.mirrors = mirrors;
+    o.n_mirrors = 1;
+    const int opened = run(&o, &err, out);
+    if (opened == SL_EFAIL && io == SL_IO_URING)
+        return; /* not on this machine */
+    CHECK_MSG(opened == 0, "%s", err.text);
+    CHECK(memcmp(out, expected, sizeof out) == 0);
+    const long pieces = f.count;
+    for (long at = 0; at < pieces; at += stride(pieces, 60)) {
+        atomic_store(&f.count, 0);
+        f.fail_at = at;
+        f.result = -EIO;
+        memset(out, 0, sizeof out);
+        CHECK_MSG(run(&o, &err, out) == 0, "piece %ld of %ld: %s", at, pieces, err.text);
+        CHECK_MSG(memcmp(out, expected, sizeof out) == 0, "piece %ld of %ld: other bits", at, pieces);
+    }
+    f.fail_at = -1;
+    CHECK_EQ(run(&o, &err, out), SL_EIO);
+    f.fail_at = -2;
+    /* The original goes bad after it was opened; then a piece has no copy left. */
+    sl_model *m;
+    CHECK_EQ(sl_model_open(&m, dir, &o, &err), 0);
+    shell("truncate -s 50000 '%s'/*.safetensors", dir);
+    CHECK_MSG(feed(m, &err) == 0, "%s", err.text);
+    CHECK(memcmp(m->logits, expected, sizeof expected) == 0);
+    shell("truncate -s 50000 '%s'/*.safetensors", copy);
+    CHECK_EQ(feed(m, &err), SL_EIO);
+    sl_model_close(m);
+    shell("rm -rf '%s'", copy);
+    fresh_copy();
+}
+
 /* ---- stops ------------------------------------------------------------------------------------------ */
 
 static long polls_left, polls;
@@ -317,11 +367,14 @@ int main(void)
     sl_err err;
     sl_model_options o = options();
     fresh_copy();
+    sl_log_set(NULL, NULL, 0); /* the warnings are many, and another test's to check */
     const int rc = run(&o, &err, expected);
     CHECK_MSG(rc == 0, "%s", err.text);
     if (rc == 0) {
         test_reads(SL_IO_PREAD);
         test_reads(SL_IO_URING);
+        test_mirrors(SL_IO_PREAD);
+        test_mirrors(SL_IO_URING);
         test_recovery();
         test_refusals();
         test_cancel();

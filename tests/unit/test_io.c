@@ -411,6 +411,219 @@ static void test_no_locked_memory(void)
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "no locked memory: child failed, status %d", status);
 }
 
+/* ---- mirrors -------------------------------------------------------------------------------- */
+
+/* What happens to reads of the original [0] and of the mirror [1]. */
+static struct {
+    uint64_t begin[2], end[2]; /* offsets that fail */
+    atomic_bool shut[2];
+    unsigned delay_us[2];
+    atomic_int n[2];           /* pieces seen */
+} sides;
+static atomic_int mirror_warnings;
+
+static long on_side(void *user, const sl_io_file *f, uint64_t offset, uint64_t length)
+{
+    (void)user;
+    const int k = f->drive != 0;
+    atomic_fetch_add(&sides.n[k], 1);
+    while (atomic_load(&sides.shut[k]))
+        usleep(200);
+    if (sides.delay_us[k])
+        usleep(sides.delay_us[k]);
+    return offset < sides.end[k] && offset + length > sides.begin[k] ? -EIO : 0;
+}
+
+static void count_mirror_warning(void *user, int level, const char *line)
+{
+    (void)user;
+    mirror_warnings += level == SL_LOG_WARN && (strstr(line, "mirror") != NULL);
+}
+
+typedef struct {
+    sl_io *io;
+    sl_io_file f;
+    char copy[256];
+} mirrored;
+
+static mirrored open_mirrored(enum sl_io_backend backend, unsigned depth, bool direct)
+{
+    mirrored m = { .f = must_open_file(direct) };
+    sl_err err;
+    memset(&sides, 0, sizeof sides);
+    mirror_warnings = 0;
+    m.io = must_open(&(sl_io_options){ .backend = backend, .depth = depth, .drives = 2, .piece = 16384, .fault = on_side });
+    temp_file(m.copy, data, SIZE);
+    CHECK_MSG(sl_io_file_mirror(&m.f, m.copy, 1, &err) == 0, "%s", err.text);
+    return m;
+}
+
+static void close_mirrored(mirrored *m)
+{
+    sl_io_close(m->io);
+    sl_io_file_close(&m->f);
+    unlink(m->copy);
+}
+
+/* Reads all of the file in several requests of both classes; the first error, or 0 and the right bytes. */
+static int read_all(mirrored *m, sl_err *err)
+{
+    enum { N = 12 };
+    sl_io_req q[N];
+    const uint64_t each = sl_round_up(SIZE / N, 4096);
+    int rc = 0;
+    for (int i = 0; i < N; i++) {
+        const uint64_t at = i * each, n = sl_min_u64(each, SIZE - at);
+        q[i] = req_of(&m->f, at, sl_round_up(n, 4096), i & 1 ? SL_IO_STREAM : SL_IO_DEMAND);
+        q[i].need = n;
+        sl_io_submit(m->io, &q[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        const int one = sl_io_wait(m->io, &q[i], rc ? NULL : err);
+        rc = rc ? rc : one;
+        CHECK_MSG(one < 0 || memcmp(q[i].buffer, data + q[i].offset, q[i].need) == 0, "wrong bytes at %llu",
+                  (unsigned long long)q[i].offset);
+        free(q[i].buffer);
+    }
+    return rc;
+}
+
+static void overwrite(const char *name, uint64_t at)
+{
+    const int fd = open(name, O_WRONLY);
+    uint8_t other[4096];
+    for (int i = 0; i < 4096; i++)
+        other[i] = (uint8_t)~data[at + (uint64_t)i];
+    CHECK(fd >= 0 && pwrite(fd, other, sizeof other, (off_t)at) == sizeof other);
+    close(fd);
+}
+
+static void test_mirrors(enum sl_io_backend backend, bool direct)
+{
+    sl_err err = { 0 };
+    sl_log_set(count_mirror_warning, NULL, SL_LOG_WARN);
+    for (unsigned depth = 1; depth <= 8; depth *= 8) { /* both share the work */
+        mirrored m = open_mirrored(backend, depth, direct);
+        for (int i = 0; i < 3; i++)
+            CHECK_EQ(read_all(&m, &err), 0);
+        const sl_io_counts c = sl_io_count(m.io);
+        CHECK(c.mirror_bytes > 0 && c.mirror_bytes < c.bytes && c.dropped == 0);
+        CHECK_EQ(mirror_warnings, 0);
+        close_mirrored(&m);
+    }
+    { /* the mirror fails in one place: it is dropped, and not asked again */
+        mirrored m = open_mirrored(backend, 2, direct);
+        sides.end[1] = SIZE;
+        CHECK_EQ(read_all(&m, &err), 0);
+        const int seen = sides.n[1];
+        CHECK_EQ(sl_io_count(m.io).dropped, 1);
+        CHECK_EQ(read_all(&m, &err), 0);
+        sl_io_file second = must_open_file(direct); /* nor for another file */
+        CHECK_EQ(sl_io_file_mirror(&second, m.copy, 1, &err), 0);
+        sl_io_req q = req_of(&second, 0, 1 << 20, SL_IO_DEMAND);
+        sl_io_submit(m.io, &q);
+        CHECK_EQ(sl_io_wait(m.io, &q, &err), 0);
+        free(q.buffer);
+        sl_io_file_close(&second);
+        CHECK_EQ(sides.n[1], seen);
+        CHECK_EQ(mirror_warnings, 1);
+        close_mirrored(&m);
+    }
+    { /* the original fails in one place, then the mirror in another: each piece has a good copy */
+        mirrored m = open_mirrored(backend, 2, direct);
+        sides.begin[0] = 1 << 20;
+        sides.end[0] = sides.begin[0] + 5000;
+        sides.begin[1] = 2 << 20;
+        sides.end[1] = sides.begin[1] + 5000;
+        for (int i = 0; i < 4; i++)
+            CHECK_EQ(read_all(&m, &err), 0);
+        CHECK(mirror_warnings <= 2);
+        sides.begin[1] = sides.begin[0]; /* now one has none */
+        sides.end[1] = sides.end[0];
+        CHECK_EQ(read_all(&m, &err), SL_EIO);
+        CHECK_MSG(strstr(err.text, path) && strstr(err.text, strerror(EIO)), "%s", err.text);
+        sides.end[0] = 0; /* and the original recovers */
+        CHECK_EQ(read_all(&m, &err), 0);
+        close_mirrored(&m);
+    }
+    for (int change = 0; change < 3; change++) { /* a mirror that is cut, emptied or written to */
+        mirrored m = open_mirrored(backend, 2, direct);
+        CHECK_EQ(read_all(&m, &err), 0);
+        if (change < 2)
+            CHECK_EQ(truncate(m.copy, change ? 0 : SIZE / 2), 0);
+        else
+            for (uint64_t at = 0; at + 4096 <= SIZE; at += 4096)
+                overwrite(m.copy, at);
+        for (int i = 0; i < 4; i++)
+            CHECK_MSG(read_all(&m, &err) == 0, "change %d: %s", change, err.text);
+        CHECK_EQ(sl_io_count(m.io).dropped, 1);
+        CHECK_EQ(mirror_warnings, 1);
+        CHECK_EQ(sl_io_file_unchanged(&m.f, &err), 0);
+        close_mirrored(&m);
+    }
+    { /* the original is written to: the mirror has what was opened; then both are: an error */
+        mirrored m = open_mirrored(backend, 2, direct);
+        overwrite(path, 1 << 20);
+        for (int i = 0; i < 4; i++)
+            CHECK_EQ(read_all(&m, &err), 0);
+        CHECK_EQ(sl_io_count(m.io).dropped, 0);
+        CHECK_EQ(mirror_warnings, 1);
+        overwrite(m.copy, 0);
+        CHECK_EQ(read_all(&m, &err), SL_EIO);
+        close_mirrored(&m);
+        const int fd = open(path, O_WRONLY);
+        CHECK(fd >= 0 && pwrite(fd, data, SIZE, 0) == SIZE);
+        close(fd);
+    }
+    { /* a file without a mirror waits for its drive; behind it, one with a mirror does not */
+        mirrored m = open_mirrored(backend, 2, direct);
+        sl_io_file single = must_open_file(direct);
+        atomic_store(&sides.shut[0], true);
+        sl_io_req a = req_of(&single, 0, 1 << 20, SL_IO_DEMAND), b = req_of(&m.f, 1 << 20, 1 << 20, SL_IO_DEMAND);
+        sl_io_submit(m.io, &a);
+        sl_io_submit(m.io, &b);
+        /* The original's places are taken by the first, if the hook held them; ring.c calls it on its one thread. */
+        if (backend == SL_IO_PREAD) {
+            CHECK_EQ(sl_io_wait(m.io, &b, &err), 0);
+            CHECK(!sl_io_done(&a));
+        }
+        atomic_store(&sides.shut[0], false);
+        CHECK_EQ(sl_io_wait(m.io, &a, &err), 0);
+        CHECK_EQ(sl_io_wait(m.io, &b, &err), 0);
+        CHECK(memcmp(a.buffer, data, 1 << 20) == 0 && memcmp(b.buffer, data + (1 << 20), 1 << 20) == 0);
+        free(a.buffer);
+        free(b.buffer);
+        sl_io_file_close(&single);
+        close_mirrored(&m);
+    }
+    if (backend == SL_IO_PREAD) { /* a mirror hundreds of times slower gets little, of a short queue nothing; the hook holds ring.c up as a whole */
+        mirrored m = open_mirrored(backend, 4, direct);
+        sides.delay_us[0] = 100;
+        sides.delay_us[1] = 30000;
+        for (int i = 0; i < 5; i++)
+            CHECK_EQ(read_all(&m, &err), 0);
+        const sl_io_counts c = sl_io_count(m.io);
+        CHECK_MSG(c.mirror_bytes < c.bytes / 3, "%llu of %llu bytes", (unsigned long long)c.mirror_bytes,
+                  (unsigned long long)c.bytes);
+        const int seen = sides.n[1];
+        sl_io_req q = req_of(&m.f, 0, 8 * 16384, SL_IO_DEMAND);
+        sl_io_submit(m.io, &q);
+        CHECK_EQ(sl_io_wait(m.io, &q, &err), 0);
+        CHECK_EQ(sides.n[1], seen);
+        free(q.buffer);
+        close_mirrored(&m);
+    }
+    sl_io_file f = must_open_file(direct); /* not of its size */
+    char other[256];
+    temp_file(other, data, SIZE - 1);
+    CHECK_EQ(sl_io_file_mirror(&f, other, 1, &err), SL_EFORMAT);
+    CHECK_MSG(strstr(err.text, "found 3146504 bytes, expected 3146505 as of"), "%s", err.text);
+    CHECK_EQ(sl_io_file_mirror(&f, "tests", 1, &err), SL_EFORMAT);
+    sl_io_file_close(&f);
+    unlink(other);
+    sl_log_set(NULL, NULL, 0);
+}
+
 static void test_files(void)
 {
     sl_io_file f;
@@ -516,6 +729,7 @@ int main(void)
         for (int direct = 0; direct < 2; direct++) {
             test_errors((enum sl_io_backend)b, direct);
             test_truncated((enum sl_io_backend)b, direct);
+            test_mirrors((enum sl_io_backend)b, direct);
         }
     }
     unlink(path);
