@@ -68,6 +68,14 @@ const char *cmd_bytes(char buf[32], uint64_t n);
 void cmd_catch_signals(void);
 bool cmd_interrupted(void *unused);
 
+/* A record of routing, one JSON object a line (docs/formats.md). It appears under its name when closed, whole. */
+typedef struct cmd_trace cmd_trace;
+int cmd_trace_open(cmd_trace **out, const char *path, sl_err *err);
+void cmd_trace_feed(cmd_trace *t); /* a feed begins: its passes count on from those before; NULL is fine */
+void cmd_trace_routing(cmd_trace *t, uint32_t pass, uint32_t position, uint32_t layer, const uint32_t *experts,
+                       const float *weights, uint32_t n);
+int cmd_trace_close(cmd_trace *t, sl_err *err); /* SL_EFAIL: something could not be written, there is no file; NULL is fine */
+
 /* The log goes to stderr from level warn up. Moves the level: -v is +1, -q is -1. */
 void cmd_log_adjust(int delta);
 int cmd_log_level(void); /* SL_LOG_*, or -1: silent */

@@ -23,6 +23,7 @@ typedef struct {
     sl_sampling sampling;
     uint32_t max_tokens;
     bool json, ignore_eos;
+    cmd_trace *trace;          /* NULL: none */
     /* results */
     uint32_t tokens;
     const char *finish;
@@ -73,9 +74,16 @@ static void show_progress(void *user, uint64_t done, uint64_t total)
     r->line_open = r->terminal;
 }
 
+static void trace_routing(void *user, uint32_t pass, uint32_t position, uint32_t layer, const uint32_t *experts,
+                          const float *weights, uint32_t n)
+{
+    cmd_trace_routing(((run *)user)->trace, pass, position, layer, experts, weights, n);
+}
+
 static int feed(run *r, const int32_t *ids, size_t n, bool last, double *seconds, sl_err *err)
 {
-    const sl_feed f = { .last = last, .on_progress = show_progress, .user = r };
+    const sl_feed f = { .last = last, .on_progress = show_progress, .on_routing = r->trace ? trace_routing : NULL, .user = r };
+    cmd_trace_feed(r->trace);
     r->started = r->shown = now();
     r->bytes_before = bytes_read(r);
     const int rc = sl_session_feed(r->session, ids, n, &f, err);
@@ -190,7 +198,7 @@ static int generate(run *r, uint32_t context, sl_err *err)
 /* ---- set-up --------------------------------------------------------------------------------- */
 
 typedef struct {
-    const char *dir, *text, *file, *ids;
+    const char *dir, *text, *file, *ids, *trace;
     int special;
     cmd_list stops;
     sl_options engine;
@@ -272,6 +280,8 @@ static int run_request(request *q, run *r)
 {
     sl_err err = { 0 };
     int rc = open_all(r, q, &err);
+    if (rc == 0 && q->trace)
+        rc = cmd_trace_open(&r->trace, q->trace, &err);
     if (rc == 0) {
         rc = generate(r, q->engine.context, &err);
         if (rc == 0 || rc == SL_EINTR)
@@ -280,6 +290,11 @@ static int run_request(request *q, run *r)
             rc = 1;
     }
     end_line(r);
+    sl_err lost; /* what was recorded is kept after a failure too, which then is what is reported */
+    if (cmd_trace_close(r->trace, &lost) < 0 && rc == 0) {
+        err = lost;
+        rc = err.code;
+    }
     close_all(r);
     return rc < 0 ? cmd_fail(&err) : rc;
 }
@@ -303,6 +318,7 @@ int cmd_run(int argc, char **argv)
         { "--seed", NULL, CMD_U64, &r.sampling.seed, "S", "seed of the random numbers (default 0)", NULL },
         { "--stop", NULL, CMD_LIST, &q.stops, "TEXT", "end before TEXT appears; repeatable", NULL },
         { "--ignore-eos", NULL, CMD_FLAG, &r.ignore_eos, NULL, "go on past the end-of-sequence token", NULL },
+        { "--trace", NULL, CMD_STR, &q.trace, "FILE", "record which experts each token's router chose", NULL },
         CMD_ENGINE_OPTIONS(q.engine, backend),
         { "--json", NULL, CMD_FLAG, &r.json, NULL, "one JSON object a line: each token, then a summary", NULL },
         { 0 },

@@ -163,6 +163,10 @@ typedef struct {
     int (*on_logits)(void *user, uint32_t position, const float *logits);
     /* Called after each layer of each pass with the work done so far of this feed, in layers x passes. */
     void (*on_progress)(void *user, uint64_t done, uint64_t total);
+    /* Called once for each position and MoE layer, layer by layer within a pass, with the n experts that the router
+     * chose, ascending, and their weights; borrowed for the call. `pass` counts the feed's passes from 0. */
+    void (*on_routing)(void *user, uint32_t pass, uint32_t position, uint32_t layer, const uint32_t *experts,
+                       const float *weights, uint32_t n);
     void *user;
 } sl_feed;
 /* Feeds n >= 1 ids at the next positions. After an error the session must be closed: its state is

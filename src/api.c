@@ -137,6 +137,17 @@ static void report(void *user, uint64_t layers)
     p->feed->on_progress(p->feed->user, p->before + layers, p->total);
 }
 
+typedef struct {
+    const sl_feed *feed;
+    uint32_t pass, first, top_k; /* first: position of the pass's first token */
+} routing;
+
+static void pass_routing_on(void *user, uint32_t layer, uint32_t token, const uint32_t *experts, const float *weights)
+{
+    const routing *r = user;
+    r->feed->on_routing(r->feed->user, r->pass, r->first + token, layer, experts, weights, r->top_k);
+}
+
 /* Checked before the first weight is read, so that a refused call leaves the session usable. */
 static int check_feed(const sl_session *s, const int32_t *ids, size_t n, sl_err *err)
 {
@@ -176,16 +187,20 @@ int sl_session_feed(sl_session *s, const int32_t *ids, size_t n, const sl_feed *
         feed = &none;
     const size_t chunk = m->plan.prefill_chunk;
     progress p = { .feed = feed, .total = (n + chunk - 1) / chunk * m->bind.config.layers };
-    for (size_t at = 0; at < n && rc == 0; at += chunk, p.before += m->bind.config.layers) {
+    routing r = { .feed = feed, .top_k = m->bind.config.top_k };
+    m->on_routing = feed->on_routing ? pass_routing_on : NULL;
+    m->routing_user = &r;
+    for (size_t at = 0; at < n && rc == 0; at += chunk, p.before += m->bind.config.layers, r.pass++) {
         const size_t tokens = sl_min_u64(chunk, n - at);
         const bool last = at + tokens == n;
-        const uint32_t first = m->state.position;
+        const uint32_t first = r.first = m->state.position;
         rc = sl_forward(m, ids + at, tokens, last || m->all_logits, !last || !feed->last,
                         feed->on_progress ? report : NULL, &p, err);
         m->last_row = (uint32_t)tokens - 1;
         if (rc == 0 && m->all_logits && feed->on_logits)
             rc = deliver(m, feed, first, tokens, err);
     }
+    m->on_routing = NULL;
     s->failed = rc < 0;
     return rc;
 }

@@ -89,6 +89,9 @@ int sl_atomic_open(sl_atomic_file *f, const char *path, sl_err *err)
     if (n < 0 || (size_t)n >= sizeof f->tmp)
         return sl_fail(err, SL_EUSAGE, "%.200s: path too long", path);
     memcpy(f->path, path, strlen(path) + 1);
+    struct stat st; /* a rename would put a plain file in the place of a device or a pipe */
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return sl_fail(err, SL_EUSAGE, "%s: not a regular file, it cannot be replaced by one", path);
     f->fd = open(f->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0)
         return sl_fail(err, SL_EFAIL, "%s: %s", f->tmp, strerror(errno));

@@ -72,6 +72,9 @@ typedef struct sl_model {
     uint32_t *call_tokens;   /* [chunk * top_k], grouped by expert */
     float **call_out;        /* the same order */
     uint32_t *expert_count;  /* [experts] */
+    /* Told each token's choice, unless NULL; token: row of the chunk. */
+    void (*on_routing)(void *user, uint32_t layer, uint32_t token, const uint32_t *experts, const float *weights);
+    void *routing_user;
     /* Tests look at what passes between the parts; NULL otherwise. what: see sl_probe. */
     void (*probe)(void *user, int what, uint32_t layer, uint32_t token, const void *data, size_t n);
     void *probe_user;

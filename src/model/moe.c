@@ -92,6 +92,8 @@ static int route(sl_model *m, uint32_t layer, const float *x, size_t tokens, sl_
     for (size_t t = 0; t < tokens; t++) {
         sl_route(c, score + t * c->experts, sl_vector(m, layer, SL_ROUTER_BIAS), m->chosen + t * c->top_k,
                  m->chosen_weight + t * c->top_k);
+        if (m->on_routing)
+            m->on_routing(m->routing_user, layer, (uint32_t)t, m->chosen + t * c->top_k, m->chosen_weight + t * c->top_k);
         if (m->probe) {
             m->probe(m->probe_user, SL_PROBE_CHOSEN, layer, (uint32_t)t, m->chosen + t * c->top_k, c->top_k);
             m->probe(m->probe_user, SL_PROBE_WEIGHTS, layer, (uint32_t)t, m->chosen_weight + t * c->top_k, c->top_k);

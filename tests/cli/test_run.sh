@@ -53,6 +53,25 @@ expect_equal "$(printed_ids)" "$first"
 run run "$@" --temperature 2 --seed 8 $golden
 [ "$(printed_ids)" != "$first" ] || bad "the seed changes nothing"
 
+# A trace has a line for each position and MoE layer, and is the same however the passes were cut.
+routed() { sed 's/"pass":[0-9]*,//' "$1" | LC_ALL=C sort; }
+run run $small -n 4 --ignore-eos --trace "$tmp/trace" --ids 1,2,3,4,5 $golden
+expect_status 0
+layers=$(sed -n '2,$s/.*"layer":\([0-9]*\),.*/\1/p' "$tmp/trace" | sort -u | wc -l)
+expect_equal "$(wc -l <"$tmp/trace")" $((1 + 8 * layers))
+expect_equal "$(sed -n '$s/.*"pass":\([0-9]*\),"pos":\([0-9]*\),.*/\1 \2/p' "$tmp/trace")" "3 7"
+run run $small -n 4 --ignore-eos --trace "$tmp/trace2" --prefill-chunk 2 --ids 1,2,3,4,5 $golden
+expect_equal "$(sed -n '$s/.*"pass":\([0-9]*\),.*/\1/p' "$tmp/trace2")" 5
+expect_equal "$(routed "$tmp/trace2")" "$(routed "$tmp/trace")"
+run run $small -n 4 --ids 1 --trace "$tmp/none/trace" $golden
+expect_status 1
+expect_err "$tmp/none/trace"
+mkfifo "$tmp/fifo"
+run run $small -n 4 --ids 1 --trace "$tmp/fifo" $golden
+expect_status 2
+expect_err "not a regular file"
+[ -p "$tmp/fifo" ] || bad "the pipe is gone"
+
 # ---- refusals
 refuse() { # STATUS TEXT ARG...
     status_=$1 text_=$2
