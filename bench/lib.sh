@@ -11,10 +11,11 @@ facts() {
 # json FILE NAME: the number of that name, the last one if it occurs more than once.
 json() { sed -n "s/.*\"$2\":\([0-9.]*\).*/\1/p" "$1" | tail -n 1; }
 
-# The drive alone, GB/s: the same size and depth as the engine, past the page cache; nothing without fio.
+# raw_drive FILE [PIECE] [DEPTH]: the drive alone, GB/s: the size and depth of the engine, past the page cache; nothing
+# without fio.
 raw_drive() {
     command -v fio >/dev/null || return 0
-    fio --name=raw --filename="$1" --readonly --rw=read --bs=1M --iodepth=16 --direct=1 --ioengine=io_uring \
+    fio --name=raw --filename="$1" --readonly --rw=read --bs="${2:-512K}" --iodepth="${3:-64}" --direct=1 --ioengine=io_uring \
         --runtime=5 --time_based --output-format=json 2>/dev/null |
         sed -n '/"read"/,/"write"/s/.*"bw_bytes" : \([0-9]*\).*/\1/p' | head -n 1 | awk '{ printf "%.2f", $1 / 1e9 }'
 }

@@ -101,7 +101,7 @@ typedef struct {
     uint32_t threads;            /* 0: one per available CPU */
     uint32_t prefill_chunk;      /* tokens per pass over the weights; 0: chosen by the plan */
     enum sl_io_backend io;       /* SL_IO_AUTO: io_uring where the kernel allows it */
-    const char *const *mirrors;  /* directories with further copies of shards, all or some, on other drives; may be NULL */
+    const char *const *mirrors;  /* directories with further copies of shards, all or some, on other drives */
     size_t n_mirrors;            /* at most 15 */
     bool all_logits;             /* sessions also deliver the logits of every fed position */
     bool (*cancel)(void *user);  /* polled often; true stops with SL_EINTR; may be NULL */

@@ -25,6 +25,8 @@ typedef struct sl_io sl_io;
 
 typedef enum { SL_IO_DEMAND, SL_IO_STREAM, SL_IO_CLASSES } sl_io_class;
 
+/* What io_uring does unasked: pieces in flight on a drive, and bytes of one. */
+enum { SL_IO_DEPTH = 64, SL_IO_PIECE = 512 << 10 };
 /* Drives that hold copies, the model's own included. */
 enum { SL_IO_DRIVES_MAX = 16 };
 
@@ -84,9 +86,9 @@ uint64_t sl_io_span_max(uint64_t n);
 
 typedef struct {
     enum sl_io_backend backend; /* AUTO: io_uring, else pread with one warning in the log */
-    unsigned depth;             /* pieces in flight on each drive; 0: 16, or 8 threads */
+    unsigned depth;             /* pieces in flight on each drive; 0: SL_IO_DEPTH, or 32 threads */
     unsigned drives;            /* that files lie on, at most SL_IO_DRIVES_MAX; 0: 1 */
-    uint64_t piece;             /* bytes a piece at most, a multiple of 4096; 0: 1 MiB */
+    uint64_t piece;             /* bytes a piece at most, a multiple of 4096; 0: SL_IO_PIECE */
     /* Fault injection for tests, NULL otherwise: called on an I/O thread before each piece and each
      * continuation of one; returns 0 to go on, -errno to fail it, or n > 0 to shorten it to n bytes
      * (rounded down to the file's alignment, but not to nothing). */

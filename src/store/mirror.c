@@ -19,10 +19,11 @@ static int compare(int a, int b, uint64_t at, uint64_t n, const char *path, cons
         const size_t k = (size_t)sl_min_u64(end - at, BLOCK);
         int rc = sl_pread_all(a, x, k, at);
         if (rc < 0)
-            return sl_fail(err, SL_EIO, "%s: reading %zu bytes at offset %llu: %s", path, k, (unsigned long long)at, strerror(-rc));
-        if ((rc = sl_pread_all(b, y, k, at)) < 0)
-            return sl_fail(err, SL_EIO, "%s: reading %zu bytes at offset %llu: %s", original, k, (unsigned long long)at,
+            return sl_fail(err, SL_EIO, "%s: reading %zu bytes at offset %llu: %s", path, k, (unsigned long long)at,
                            strerror(-rc));
+        if ((rc = sl_pread_all(b, y, k, at)) < 0)
+            return sl_fail(err, SL_EIO, "%s: reading %zu bytes at offset %llu: %s", original, k,
+                           (unsigned long long)at, strerror(-rc));
         if (memcmp(x, y, k) != 0)
             return sl_fail(err, SL_EFORMAT, "%s: differs from %s within %zu bytes at offset %llu: no copy of it, or not "
                            "finished", path, original, k, (unsigned long long)at);
@@ -41,8 +42,7 @@ static int compare_files(int a, int b, const sl_io_file *f, const char *path, sl
     rc = compare(a, b, 0, header, path, f->path, err);
     const uint64_t sample = sl_min_u64(SAMPLE, f->size), room = f->size - sample;
     for (uint64_t i = 0; i <= SL_MIRROR_SAMPLES && rc == 0; i++) /* the last one at the very end */
-        rc = compare(a, b, i * (room / SL_MIRROR_SAMPLES) + (i == SL_MIRROR_SAMPLES ? room % SL_MIRROR_SAMPLES : 0), sample,
-                     path, f->path, err);
+        rc = compare(a, b, i < SL_MIRROR_SAMPLES ? i * (room / SL_MIRROR_SAMPLES) : room, sample, path, f->path, err);
     return rc;
 }
 
@@ -93,8 +93,8 @@ int sl_mirror_open(sl_shards *s, const char *dir, unsigned drive, sl_err *err)
         copies += added;
     }
     if (!copies)
-        return sl_fail(err, SL_EFORMAT, "mirror: %s: found no copy of a shard of the model, expected %s or another", dir,
-                       s->n ? s->name[0] : "one");
+        return sl_fail(err, SL_EFORMAT, "mirror: %s: found no copy of a shard of the model, expected %s or another",
+                       dir, s->n ? s->name[0] : "one");
     sl_log(SL_LOG_INFO, "mirror: %s holds %u of %u shards", dir, copies, s->n);
     return 0;
 }

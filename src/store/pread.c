@@ -52,4 +52,4 @@ static void pread_close(void *self)
     free(r);
 }
 
-const sl_io_driver sl_io_pread = { .name = "pread", .depth = 8, .open = pread_open, .close = pread_close };
+const sl_io_driver sl_io_pread = { .name = "pread", .depth = 32, .open = pread_open, .close = pread_close };

@@ -241,6 +241,6 @@ static void ring_close(void *self)
 }
 
 const sl_io_driver sl_io_ring = {
-    .name = "io_uring", .depth = 16, .open = ring_open, .wake = ring_wake, .remember = ring_remember,
+    .name = "io_uring", .depth = SL_IO_DEPTH, .open = ring_open, .wake = ring_wake, .remember = ring_remember,
     .forget = ring_forget, .close = ring_close,
 };
