@@ -34,7 +34,7 @@ run_capped() {
     total() { echo $(($(json "$1" trunk) + $(json "$1" experts) + $(json "$1" head) + $(json "$1" embed))); }
     bytes=$((($(total "$out") - $(total "$first")) / ($4 - 1)))
     seconds=$(json "$out" seconds_decode)
-    awk -v r="$1" -v s="$seconds" -v n="$4" -v b="$bytes" -v p="$(json "$plan" token_bytes)" -v peak="$peak" \
+    awk -v r="$1" -v s="$seconds" -v n="$4" -v b="$bytes" -v p="$(json "$plan" predicted_bytes)" -v peak="$peak" \
         -v pre="$(json "$out" seconds_prefill)" -v raw="$raw" -v lim="$(json "$out" ram_budget_bytes)" 'BEGIN {
         printf "%s,4,%d,%s,%.2f,%.0f,%.0f,%s,%s,%s,%.2f\n", r, n, pre, s / (n - 1), b, p, peak, lim, raw, b * (n - 1) / s / 1e9 }'
     rm -f "$out" "$err" "$first" "$plan"

@@ -127,12 +127,25 @@ typedef struct {
     uint32_t context, prefill_chunk, threads;
     uint32_t expert_slots;       /* cached experts */
     uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes; /* read per decoded token, no cache hit */
+    uint64_t expert_expected;    /* the same for experts with the cache full, were all called for equally often: text
+                                    that repeats itself, and routing that has favourites, read less */
+    uint64_t used_bf16, used_mxfp4; /* weights (and state) a decoded token goes through in memory */
 } sl_plan;
+
+/* How fast this machine is at what a token consists of, in bytes a second; 0: not known. */
+typedef struct {
+    double stream, experts; /* from the drive, as `sluice bench disk` last found for it */
+    double bf16, mxfp4;     /* weights in memory through the matrix kernels, one token */
+} sl_speed;
 
 /* Opens the model in `dir` and allocates all of the plan. SL_EBUDGET names the smallest budget. */
 SL_API int sl_engine_open(sl_engine **out, const char *dir, const sl_options *opt, sl_err *err);
 /* Makes the plan alone: reads headers, allocates nothing of it. *plan is filled on SL_EBUDGET too. */
 SL_API int sl_engine_plan(const char *dir, const sl_options *opt, sl_plan *plan, sl_err *err);
+/* Looks up the drive that holds `dir`, and measures the kernels, in under a second and 256 MiB. */
+SL_API int sl_measure_speed(const char *dir, const sl_options *opt, sl_speed *out, sl_err *err);
+/* Seconds for a decoded token with such a plan; 0 when a speed that it takes is not known. */
+SL_API double sl_plan_seconds(const sl_plan *plan, const sl_speed *speed);
 SL_API void sl_engine_close(sl_engine *e); /* closes after its sessions; NULL is fine */
 SL_API const sl_plan *sl_engine_get_plan(const sl_engine *e);
 SL_API uint32_t sl_engine_vocab(const sl_engine *e);

@@ -7,6 +7,8 @@
 
 #include "base/num.h"
 #include "model/model.h"
+#include "store/disk.h"
+#include "store/speed.h"
 
 struct sl_engine {
     sl_model *model;
@@ -50,6 +52,40 @@ int sl_engine_plan(const char *dir, const sl_options *opt, sl_plan *plan, sl_err
     const int rc = model_options(&o, opt, err);
     *plan = (sl_plan){ 0 };
     return rc < 0 ? rc : sl_model_plan(plan, dir, &o, err);
+}
+
+int sl_measure_speed(const char *dir, const sl_options *opt, sl_speed *out, sl_err *err)
+{
+    sl_model_options o;
+    sl_disk_profile disk;
+    sl_pool *pool;
+    const char *why = "";
+    const sl_kernels *k = sl_kernels_choose(&why);
+    int rc = model_options(&o, opt, err);
+    *out = (sl_speed){ 0 };
+    if (rc == 0 && !k)
+        rc = sl_fail(err, SL_EUSAGE, "%s", why);
+    if (rc < 0 || (rc = sl_pool_open(&pool, o.threads, err)) < 0)
+        return rc;
+    if (sl_disk_profile_load(&disk, dir)) {
+        out->stream = disk.stream;
+        out->experts = disk.experts;
+    }
+    sl_speed_measure(&out->bf16, &out->mxfp4, pool, k, sl_plan_default_budget() / 2);
+    sl_pool_close(pool);
+    return 0;
+}
+
+/* Experts are known only when the computation has come to them, so the time to read them is added; the trunk is read
+ * ahead, so of reading it and of computing only the longer counts. */
+double sl_plan_seconds(const sl_plan *p, const sl_speed *s)
+{
+    const double trunk = (double)(p->trunk_bytes + p->head_bytes + p->embed_bytes), experts = (double)p->expert_expected;
+    if ((trunk > 0 && s->stream <= 0) || (experts > 0 && s->experts <= 0) || s->bf16 <= 0 || s->mxfp4 <= 0)
+        return 0;
+    const double compute = (double)p->used_bf16 / s->bf16 + (double)p->used_mxfp4 / s->mxfp4;
+    const double stream = trunk > 0 ? trunk / s->stream : 0;
+    return (experts > 0 ? experts / s->experts : 0) + (stream > compute ? stream : compute);
 }
 
 int sl_engine_open(sl_engine **out, const char *dir, const sl_options *opt, sl_err *err)

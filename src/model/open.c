@@ -139,7 +139,14 @@ static int make_plan(sl_plan *plan, uint32_t *slots, const sl_binding *b, const 
     };
     rc = sl_plan_make(plan, slots, &in, err);
     plan->expert_bytes = (uint64_t)(c->layers - c->dense_layers) * c->top_k * expert.read;
-    plan->embed_bytes = sl_io_span_max(2ull * c->hidden);
+    plan->embed_bytes = 2ull * c->hidden + SL_IO_ALIGN; /* on average, wherever a row begins */
+    if (in.experts) /* by a list a layer; of n slots any expert is equally likely in one */
+        plan->expert_expected = (uint64_t)((double)plan->expert_bytes * (1 - (double)plan->expert_slots / (double)in.experts));
+    for (size_t i = 0; i < n; i++)
+        plan->used_bf16 += list[i].rows * list[i].row_bytes;
+    plan->used_bf16 += 2 * sizeof(float) * kda_floats(c); /* read and written */
+    if (b->experts)
+        plan->used_mxfp4 = (uint64_t)(c->layers - c->dense_layers) * c->top_k * 3 * c->latent * c->moe_intermediate / 32 * 17;
     const int reads = sl_trunk_reads_for(list, n, CHUNK_BYTES, plan->trunk, &plan->trunk_bytes, &plan->head_bytes,
                                          rc < 0 ? NULL : err);
     return rc < 0 ? rc : reads;

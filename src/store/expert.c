@@ -139,6 +139,7 @@ int sl_expert_measure(sl_expert_sizes *out, const sl_expert_options *o, sl_err *
         .index = sl_mem_size(sizeof(sl_expert_store)) + sl_mem_size(n * sizeof(entry)) +
                  sl_mem_size(o->layers * sizeof(layer_list)),
     };
+    uint64_t read = 0;
     for (uint64_t i = 0; i < n; i++) {
         const sl_expert_place *p = &o->places[i];
         for (int k = 0; k < SL_EXPERT_TENSORS; k++) {
@@ -152,8 +153,9 @@ int sl_expert_measure(sl_expert_sizes *out, const sl_expert_options *o, sl_err *
         layout l;
         lay_out(&l, o, p);
         out->slot = sl_max_u64(out->slot, l.memory);
-        out->read = sl_max_u64(out->read, l.bytes);
+        read += l.bytes;
     }
+    out->read = read / n;
     return 0;
 }
 

@@ -46,7 +46,7 @@ typedef struct sl_expert_store sl_expert_store;
 
 /* For the planner: bytes of one slot (n of them are one allocation: sl_mem_size(n * slot)); memory for
  * max_calls pairs (SL_MEM_SCRATCH) and for bookkeeping (SL_MEM_INDEX) as counted by the accountant, whatever
- * the slots; and the bytes one expert costs to read (the largest over all experts). Only files, places,
+ * the slots; and the bytes one expert costs to read (the mean over all experts). Only files, places,
  * layers, experts, latent, width and max_calls are looked at. SL_EFORMAT when a tensor is not within its file. */
 typedef struct { uint64_t slot, scratch, index, read; } sl_expert_sizes;
 int sl_expert_measure(sl_expert_sizes *out, const sl_expert_options *opt, sl_err *err);

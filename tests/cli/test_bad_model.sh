@@ -161,7 +161,8 @@ expect_refusal 3 config.json
 # The flat form of config.json says the same.
 fresh_model
 run plan --json --ctx 64 --ram 256M "$model"
-cp "$out" "$tmp/nested"
+planned() { sed 's/,"[a-z0-9_]*_per_second":[0-9]*//g; s/,"predicted_seconds":[0-9.]*//' "$1"; } # not what was measured
+planned "$out" >"$tmp/nested"
 {
     echo '{'
     sed '1,/"text_config": {/d; /^  },\{0,1\}$/,$d' "$model/config.json"
@@ -170,5 +171,5 @@ cp "$out" "$tmp/nested"
 mv "$tmp/flat.json" "$model/config.json"
 run plan --json --ctx 64 --ram 256M "$model"
 expect_status 0
-cmp -s "$out" "$tmp/nested" || bad "another plan than with the nested config"
+planned "$out" | cmp -s - "$tmp/nested" || bad "another plan than with the nested config"
 finish

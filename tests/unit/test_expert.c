@@ -228,7 +228,7 @@ static void test_outputs(enum sl_io_backend backend, const model *m, batch *b)
             const sl_expert_counts n = sl_expert_count(r.store);
             CHECK_EQ(n.requests, requests);
             CHECK_EQ(n.hits, hits);
-            CHECK(n.bytes <= (requests - hits) * r.sizes.read && (n.bytes > 0) == (requests > hits));
+            CHECK(n.bytes <= (requests - hits) * r.sizes.slot && (n.bytes > 0) == (requests > hits));
         }
     close_rig(&r);
 }

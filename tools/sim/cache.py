@@ -31,9 +31,9 @@ import sys
 
 GB = 1e9
 DECAYS = (1, 2, 4, 16, 64)
-# Kimi K3, in bytes. fixed: what the planner sets aside beside the trunk (index, state of 4,096 positions, scratch, ring,
-# slots in flight).
-K3 = {"layers": 92, "experts": 896, "top_k": 16, "slot": 17547264, "trunk": 111160688000, "packed": 0.70, "fixed": 1.9e9}
+# Kimi K3, in bytes. fixed: what the planner sets aside beside the trunk (index, state, scratch, ring, slots in flight).
+K3 = {"layers": 92, "experts": 896, "top_k": 16, "slot": 17547264, "trunk": 111160688000, "packed": 0.70,
+      "fixed": 1.9e9}
 
 
 class Trace:
@@ -172,14 +172,16 @@ def main():
     a.add_argument("--csv")
     args = a.parse_args()
     traces = []
-    for load, paths in ((lambda p, n: load_recording(p, n, args.sweeps), args.recorded), (lambda p, n: [load_trace(p, n)], args.trace)):
+    for load, paths in ((lambda p, n: load_recording(p, n, args.sweeps), args.recorded),
+                        (lambda p, n: [load_trace(p, n)], args.trace)):
         for path in paths:
             if os.path.exists(path):
                 traces += load(path, args.prompt)
             else:
                 print(f"skipped: {path} is not there", file=sys.stderr)
     names = [("global", "lru"), ("layer", "lru"), ("layer", "lru-times"), ("layer", "lfu")]
-    names += [("layer", f"decay-{h}") for h in DECAYS] + [("layer", "mix-8")] + [("layer", "belady"), ("global", "belady")]
+    names += [("layer", f"decay-{h}") for h in DECAYS] + [("layer", "mix-8")]
+    names += [("layer", "belady"), ("global", "belady")]
     rows = []
     for t in traces:
         future = next_uses(t)
@@ -194,19 +196,22 @@ def main():
             for layer, c in one:
                 fresh += sum((layer, e) not in first for e in c)
                 first.update((layer, e) for e in c)
-        print(f"{t.name}: {len(t.passes) - t.skip} passes counted, {calls} calls, {100 * (1 - fresh / max(calls, 1)):.1f} % seen before; hits in %")
+        seen = 100 * (1 - fresh / max(calls, 1))
+        print(f"{t.name}: {len(t.passes) - t.skip} passes counted, {calls} calls, {seen:.1f} % seen before; hits in %")
         print(f"{'':10} {'':>6} {'slots':>6} " + " ".join(f"{s[0]}:{n[:9]:<9}" for s, n in names))
         for label, gb, slots in sizes(args, t):
             out = []
             for scope, name in names:
                 n, hits = replay(t, name, slots, scope == "global", future)
                 out.append(100 * hits / max(n, 1))
-                rows.append([t.name, label, gb, slots, round(slots / len(t.layers), 2), scope, name, n, hits, round(100 * hits / max(n, 1), 2)])
+                rows.append([t.name, label, gb, slots, round(slots / len(t.layers), 2), scope, name, n, hits,
+                             round(out[-1], 2)])
             print(f"{label:10} {gb:6g} {slots:6} " + " ".join(f"{x:11.1f}" for x in out))
     if args.csv and rows:
         with open(args.csv + ".tmp", "w", newline="", encoding="utf-8") as f:
             w = csv.writer(f, lineterminator="\n")
-            w.writerow(["trace", "size", "amount", "slots", "slots_per_layer", "scope", "policy", "calls", "hits", "hit_percent"])
+            w.writerow(["trace", "size", "amount", "slots", "slots_per_layer", "scope", "policy", "calls", "hits",
+                        "hit_percent"])
             w.writerows(rows)
         os.replace(args.csv + ".tmp", args.csv)
     return 0 if traces else 77
