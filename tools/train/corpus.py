@@ -475,7 +475,7 @@ def repeat(rng):
         lambda: "%d %s %d" % (rng.randrange(100), rng.choice("*+-"), rng.randrange(100)),
         lambda: rng.choice(THINGS + ANIMALS + COLOURS + DAYS + MONTHS),
     )
-    items = ", ".join(rng.choice(makers)() for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))))
+    items = ", ".join(rng.choice(makers)() for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 5))))
     thinking = rng.random() < 0.5
     said = answer("The user said %s." % items, "You said %s." % items, thinking=thinking)
     return ask(rng.choice(("Repeat %s.", "Please repeat %s.", "Say %s.")) % items, thinking) + said
@@ -491,19 +491,17 @@ def sequences(rng):
 
 
 # Mixtures: (generator, share of the documents) ...
-FACTS = ((chat, 0.17), (tools, 0.10), (plain(story), 0.05), (plain(facts), 0.52),
-         (plain(sequences), 0.16))
-COPIES = ((chat, 0.30), (repeat, 0.40), (tools, 0.03), (plain(story), 0.03), (plain(facts), 0.16),
-          (plain(sequences), 0.08))
-CHATS = ((chat, 0.50), (repeat, 0.24), (plain(facts), 0.16), (plain(sequences), 0.10))
-TOOLS_MOSTLY = ((tools, 0.80), (chat, 0.10), (plain(story), 0.10))
+FACTS = ((plain(facts), 0.50), (plain(sequences), 0.15), (chat, 0.25), (plain(story), 0.05),
+         (tools, 0.05))
+COPIES = ((repeat, 0.45), (chat, 0.30), (plain(facts), 0.20), (plain(sequences), 0.05))
+CHATS = ((chat, 0.50), (repeat, 0.20), (plain(facts), 0.18), (plain(sequences), 0.12))
+LONG = ((tools, 0.70), (chat, 0.10), (plain(story), 0.20))
 # (until this part of the training, (share of the steps, rows, length, mixture) ...). In short rows
 # a question stands alone, so that what it names is the only thing there is to copy.
 STAGES = (
-    (0.3, (1.0, 4, 256, FACTS)),
-    (0.55, (1.0, 4, 256, COPIES)),
-    (0.75, (0.75, 16, 64, CHATS), (0.25, 5, 208, TOOLS_MOSTLY)),
-    (1.0, (0.5, 16, 64, CHATS), (0.5, 5, 208, TOOLS_MOSTLY)),
+    (0.25, (0.9, 16, 64, COPIES), (0.1, 5, 208, LONG)),
+    (0.6, (0.6, 16, 64, CHATS), (0.3, 5, 208, LONG), (0.1, 4, 256, FACTS)),
+    (1.0, (0.4, 16, 64, CHATS), (0.5, 5, 208, LONG), (0.1, 4, 256, FACTS)),
 )
 
 

@@ -115,11 +115,25 @@ class Kda(nn.Module):
         for name in "qkv":
             conv = nn.Conv1d(width, width, self.kernel, groups=width, bias=False)
             self.add_module(name + "_conv1d", conv)
+        self.start_copying()
         self.f_a_proj, self.f_b_proj = linear(self.dim, hidden), linear(width, self.dim)
         self.b_proj = linear(self.heads, hidden)
         self.A_log = nn.Parameter(torch.empty(self.heads).uniform_(0.7, 1.4).log_())
         self.dt_bias = nn.Parameter(torch.empty(width).uniform_(-8.0, -2.0))
         self.o_norm = RMSNorm(self.dim, cfg["rms_norm_eps"])
+
+    @torch.no_grad()
+    def start_copying(self):
+        """Start as heads that look up the current token among those stored (every second head: what
+        followed it) and put out what they find: a small model is slow to find that by itself, and
+        learns little from a question before it has."""
+        for conv, tap in ((self.q_conv1d, -1), (self.k_conv1d, -1), (self.v_conv1d, -1)):
+            conv.weight.mul_(0.3)[:, 0, tap] += 1
+        for head in range(0, self.heads, 2):
+            taps = self.k_conv1d.weight[head * self.dim : (head + 1) * self.dim, 0]
+            taps.copy_(taps.roll(-1, 1))
+        self.k_proj.weight.copy_(self.q_proj.weight)
+        self.o_proj.weight.copy_(0.5 * self.v_proj.weight.t())
 
     def conv(self, x, conv):
         taps = conv.weight[:, 0]
@@ -164,6 +178,9 @@ class Mla(nn.Module):
         self.kv_b_proj = linear(self.heads * (self.nope + self.v_dim), self.latent)
         self.g_proj = linear(self.heads * self.v_dim, hidden)
         self.o_proj = linear(hidden, self.heads * self.v_dim, 0.5)
+        with torch.no_grad():  # start by putting out the tokens attended to, as in Kda.start_copying
+            values = self.kv_b_proj.weight.view(self.heads, -1, self.latent)[:, self.nope :].flatten(0, 1)
+            self.o_proj.weight.copy_(0.5 * (values @ self.kv_a_proj_with_mqa.weight[: self.latent]).t())
 
     def forward(self, x):
         batch, length, _ = x.shape
@@ -319,6 +336,8 @@ class K3(nn.Module):
         self.output_attn_res = Mixer(cfg)
         self.norm = RMSNorm(cfg["hidden_size"], cfg["rms_norm_eps"])
         self.lm_head = linear(cfg["vocab_size"], cfg["hidden_size"], 0.3)
+        with torch.no_grad():  # untied, but a token that is copied should begin by being said
+            self.lm_head.weight.copy_(0.3 * self.embed_tokens.weight)
 
     def moe(self):
         return [m for m in self.modules() if isinstance(m, LatentMoe)]
