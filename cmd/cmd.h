@@ -13,7 +13,7 @@ enum { CMD_USAGE = 2 };
 enum cmd_kind {
     CMD_FLAG,   /* bool *         set to true */
     CMD_STR,    /* const char **  */
-    CMD_LIST,   /* cmd_list *     repeatable string */
+    CMD_LIST,   /* cmd_list *     repeatable string; the list belongs to the parser and lives until exit */
     CMD_U32,    /* uint32_t *     */
     CMD_U64,    /* uint64_t *     */
     CMD_SIZE,   /* uint64_t *     8G, 512MiB, 1000 */

@@ -342,7 +342,5 @@ int cmd_run(int argc, char **argv)
     cmd_catch_signals();
     q.engine.io = (enum sl_io_backend)backend;
     q.engine.cancel = cmd_interrupted;
-    const int status = run_request(&q, &r);
-    free(q.stops.item);
-    return status;
+    return run_request(&q, &r);
 }

@@ -39,6 +39,12 @@ cmp -s "$out" "$tmp/text" || bad "other text than for the same prompt as argumen
 run -q run $small -n 1 --ids 1 $golden
 expect_no_err
 
+# Options that repeat, and all that shape the sampling, end as they should.
+run -q run $small -n 8 --ignore-eos --stop "never said" --stop "nor this" --temperature 0.5 --top-p 0.9 --top-k 5 \
+    --min-p 0.01 --seed 3 --ids 1,2 $golden
+expect_status 0
+expect_no_err
+
 # Sampling is a function of the seed; the limits that leave one token are greedy.
 set -- $small --json -n 12 --ignore-eos --ids "$(golden_ids five prompt)"
 for limit in "--top-k 1" "--top-p 0.000001" "--min-p 1"; do
