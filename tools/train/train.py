@@ -144,6 +144,10 @@ def adamw(shared, span, decay, rate, step, scale):
     p.addcdiv_(m, denominator, value=-rate / (1 - b1**step))
 
 
+def fraction_done(args, clock):
+    return clock[1].item() / 60 / args.minutes if args.minutes else clock[0].item() / args.steps
+
+
 def save(shared, args):
     state = {k: getattr(shared, k) for k in ("params", "m", "v", "bias", "clock")}
     path = os.path.join(args.work, "state.pt")
@@ -194,7 +198,7 @@ def worker(rank, args, shared, barrier):
             shared.bias.sub_(shared.bias.mean(1, keepdim=True))
             clock[0] = step
             clock[1] += time.time() - began
-            clock[2] = clock[1] / 60 / args.minutes if args.minutes else step / args.steps
+            clock[2] = fraction_done(args, clock)
             clock[3] = float(clock[2] >= 1)
             record = {
                 "step": step, "seconds": round(clock[1].item(), 1), "rate": rate,
@@ -239,6 +243,7 @@ def main():
         if os.path.exists(path):
             for name, value in torch.load(path).items():
                 getattr(shared, name).copy_(value)
+            shared.clock[2] = fraction_done(args, shared.clock)  # the schedule may be longer now
             shared.clock[3] = float(shared.clock[2] >= 1)
         ctx = mp.get_context("spawn")
         barrier = ctx.Barrier(args.workers)
