@@ -40,14 +40,14 @@ static void print_plan(const sl_plan *p, const sl_speed *s)
     printf("memory, of %s:\n", cmd_bytes(a, p->budget));
     row("reserve", p->reserve, "program, libraries, stacks, page tables");
     row("index", p->index, "where each tensor lies; norms and other small vectors");
-    row("state", p->state, "recurrent state, latent cache");
+    row("state", p->state, "recurrent state, latent cache, of all sequences");
     row("scratch", p->scratch, "activations of one prefill chunk");
     row("ring", p->ring, "trunk chunks being read or used");
     row("experts in flight", p->inflight, "");
     row("trunk resident", p->trunk, "");
     row("expert cache", p->cache, "");
     row("total", p->total, "");
-    printf("context %u positions (%s each), prefill chunk %u, threads %u, cached experts %u\n", p->context,
+    printf("sequences %u, context %u positions (%s each), prefill chunk %u, threads %u, cached experts %u\n", p->sequences, p->context,
            cmd_bytes(a, p->state_per_position), p->prefill_chunk, p->threads, p->expert_slots);
     printf("smallest budget for this context %s; largest context for this budget %llu\n", cmd_bytes(a, p->minimum),
            (unsigned long long)p->max_context);
@@ -73,7 +73,7 @@ static void print_json(const sl_plan *p, const sl_speed *s)
         { "state", p->state }, { "scratch", p->scratch }, { "ring", p->ring }, { "inflight", p->inflight },
         { "trunk", p->trunk }, { "cache", p->cache }, { "state_per_position", p->state_per_position },
         { "minimum", p->minimum }, { "max_context", p->max_context }, { "context", p->context },
-        { "prefill_chunk", p->prefill_chunk }, { "threads", p->threads }, { "expert_slots", p->expert_slots },
+        { "prefill_chunk", p->prefill_chunk }, { "threads", p->threads }, { "sequences", p->sequences }, { "expert_slots", p->expert_slots },
         { "trunk_bytes", p->trunk_bytes }, { "head_bytes", p->head_bytes }, { "embed_bytes", p->embed_bytes },
         { "expert_bytes", p->expert_bytes },
         { "token_bytes", p->trunk_bytes + p->head_bytes + p->embed_bytes + p->expert_bytes },
@@ -98,6 +98,7 @@ int cmd_plan(int argc, char **argv)
     uint64_t drive = 0;
     const cmd_option options[] = {
         CMD_ENGINE_OPTIONS(opt, backend),
+        { "--sequences", NULL, CMD_U32, &opt.sequences, "N", "sequences that advance together (default 1)", NULL },
         { "--drive-bandwidth", NULL, CMD_SIZE, &drive, "SIZE", "bytes a second from the drive (default: as 'bench disk' found)",
           NULL },
         { "--json", NULL, CMD_FLAG, &json, NULL, "one JSON object on one line; all numbers in bytes or counts", NULL },

@@ -99,7 +99,8 @@ typedef struct {
     uint64_t ram_bytes;          /* budget for the process's peak resident memory; 0: 90 % of what is free */
     uint32_t context;            /* positions a session can hold; 0: 4096 */
     uint32_t threads;            /* 0: one per available CPU */
-    uint32_t prefill_chunk;      /* tokens per pass over the weights; 0: chosen by the plan */
+    uint32_t prefill_chunk;      /* tokens per pass over the weights; 0: chosen by the plan; at least `sequences` */
+    uint32_t sequences;          /* sessions that may be open at a time, each with its state; 0: 1; at most 4096 */
     enum sl_io_backend io;       /* SL_IO_AUTO: io_uring where the kernel allows it */
     const char *const *mirrors;  /* directories with further copies of shards, all or some, on other drives */
     size_t n_mirrors;            /* at most 15 */
@@ -115,16 +116,16 @@ typedef struct {
     uint64_t total;              /* what the plan uses of it; the sum of the parts below */
     uint64_t reserve;            /* program, libraries, stacks, page tables */
     uint64_t index;              /* where every tensor lies, small vectors kept as fp32 */
-    uint64_t state;              /* recurrent state, latent cache of `context` positions */
+    uint64_t state;              /* recurrent state, latent cache of `context` positions, of all sequences */
     uint64_t scratch;            /* activations of one prefill chunk */
     uint64_t ring;               /* streamed trunk chunks being read or used */
     uint64_t inflight;           /* expert slots being read or used */
     uint64_t trunk;              /* trunk kept resident */
     uint64_t cache;              /* experts kept resident */
-    uint64_t state_per_position; /* growth of state + scratch for one more position of context */
+    uint64_t state_per_position; /* growth of state + scratch for one more position of context in all sequences */
     uint64_t minimum;            /* smallest budget that would work with this context */
     uint64_t max_context;        /* largest context that would fit this budget */
-    uint32_t context, prefill_chunk, threads;
+    uint32_t context, prefill_chunk, threads, sequences;
     uint32_t expert_slots;       /* cached experts */
     uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes; /* read per decoded token, no cache hit */
     uint64_t expert_expected;    /* the same for experts with the cache full, were all called for equally often: text
@@ -164,7 +165,7 @@ typedef struct {
 } sl_stats;
 SL_API void sl_engine_stats(const sl_engine *e, sl_stats *out);
 
-/* One sequence. An engine planned for one session refuses a second while the first is open. */
+/* One sequence. As many can be open as the engine was planned for (sl_options.sequences). */
 SL_API int sl_session_open(sl_session **out, sl_engine *e, sl_err *err);
 SL_API void sl_session_close(sl_session *s);
 SL_API uint32_t sl_session_position(const sl_session *s); /* tokens fed so far */
@@ -185,8 +186,21 @@ typedef struct {
 /* Feeds n >= 1 ids at the next positions. After an error the session must be closed: its state is
  * between tokens. `feed` may be NULL. */
 SL_API int sl_session_feed(sl_session *s, const int32_t *ids, size_t n, const sl_feed *feed, sl_err *err);
-/* Logits [vocab] of the last fed position, borrowed until the next feed. */
+/* Logits [vocab] of the last fed position, borrowed until the engine's next pass; NULL when another session was fed
+ * since, or nothing was. */
 SL_API const float *sl_session_logits(const sl_session *s);
+
+typedef struct {
+    sl_session *session; /* of no other step */
+    const int32_t *ids;
+    size_t n;            /* >= 1 */
+    const sl_feed *feed; /* as for sl_session_feed, `last` aside; may be NULL */
+} sl_step;
+/* Feeds several sessions in one pass over the weights, which reads each distinct expert once: the same bits as feeding
+ * them one after the other, and then each has its logits. At most plan.prefill_chunk ids in all. `last`: no further
+ * pass is expected. An error that names a step beforehand (SL_EUSAGE) changes nothing; after any other all sessions of
+ * the call must be closed, whichever of them it came from. */
+SL_API int sl_engine_step(sl_engine *e, const sl_step *steps, size_t n, bool last, sl_err *err);
 
 /* ---- sampling ------------------------------------------------------------------------------- */
 typedef struct {

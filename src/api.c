@@ -12,12 +12,15 @@
 
 struct sl_engine {
     sl_model *model;
-    bool session_open;
+    uint32_t sessions; /* open ones */
 };
 
 struct sl_session {
     sl_engine *engine;
-    bool failed; /* the state is between tokens */
+    sl_state *state;
+    bool failed;      /* the state is between tokens */
+    uint32_t logits;  /* row of the model's logits that is this session's last, */
+    uint64_t pass;    /* as long as this is the model's last pass */
 };
 
 static const uint32_t CONTEXT_DEFAULT = 4096;
@@ -38,7 +41,7 @@ static int model_options(sl_model_options *out, const sl_options *opt, sl_err *e
     const sl_options o = opt ? *opt : sl_options_default();
     *out = (sl_model_options){
         .ram = o.ram_bytes, .context = o.context ? o.context : CONTEXT_DEFAULT,
-        .threads = o.threads ? o.threads : cpu_count(), .prefill_chunk = o.prefill_chunk, .io = o.io,
+        .threads = o.threads ? o.threads : cpu_count(), .prefill_chunk = o.prefill_chunk, .sequences = o.sequences, .io = o.io,
         .mirrors = o.mirrors, .n_mirrors = o.n_mirrors, .all_logits = o.all_logits, .cancel = o.cancel, .user = o.user,
     };
     if (out->threads > 1024)
@@ -109,7 +112,7 @@ void sl_engine_close(sl_engine *e)
 {
     if (!e)
         return;
-    sl_assert(!e->session_open);
+    sl_assert(e->sessions == 0);
     sl_model_close(e->model);
     free(e);
 }
@@ -135,14 +138,15 @@ void sl_engine_stats(const sl_engine *e, sl_stats *out)
 
 int sl_session_open(sl_session **out, sl_engine *e, sl_err *err)
 {
-    if (e->session_open)
-        return sl_fail(err, SL_EUSAGE, "session: the engine was planned for one, and it is open");
+    const uint32_t most = e->model->plan.sequences;
+    if (e->sessions == most)
+        return sl_fail(err, SL_EUSAGE, "session: found %u open, expected at most %u, for which the engine was planned", most, most);
     sl_session *s = calloc(1, sizeof *s);
     if (!s)
         return sl_fail(err, SL_EFAIL, "out of memory");
     s->engine = e;
-    e->session_open = true;
-    sl_state_clear(e->model);
+    s->state = sl_state_take(e->model);
+    e->sessions++;
     *out = s;
     return 0;
 }
@@ -151,44 +155,47 @@ void sl_session_close(sl_session *s)
 {
     if (!s)
         return;
-    s->engine->session_open = false;
+    s->engine->sessions--;
+    sl_state_give(s->state);
     free(s);
 }
 
-uint32_t sl_session_position(const sl_session *s) { return s->engine->model->state.position; }
+uint32_t sl_session_position(const sl_session *s) { return s->state->position; }
 const float *sl_session_logits(const sl_session *s)
 {
     const sl_model *m = s->engine->model;
-    return m->logits + (m->all_logits ? (size_t)m->last_row * m->bind.config.vocab : 0);
+    return s->pass && s->pass == m->passes ? m->logits + (size_t)s->logits * m->bind.config.vocab : NULL;
 }
 
+/* One pass for some steps, each of which gets its session's next tokens. */
 typedef struct {
-    const sl_feed *feed;
-    uint64_t before, total; /* in layers */
-} progress;
+    sl_model *model;
+    const sl_step *steps;
+    uint64_t before, total; /* layers, for progress */
+    uint32_t pass;
+} pass;
 
 static void report(void *user, uint64_t layers)
 {
-    const progress *p = user;
-    p->feed->on_progress(p->feed->user, p->before + layers, p->total);
+    const pass *p = user;
+    for (uint32_t i = 0; i < p->model->n_segments; i++)
+        if (p->steps[i].feed && p->steps[i].feed->on_progress)
+            p->steps[i].feed->on_progress(p->steps[i].feed->user, p->before + layers, p->total);
 }
-
-typedef struct {
-    const sl_feed *feed;
-    uint32_t pass, first, top_k; /* first: position of the pass's first token */
-} routing;
 
 static void pass_routing_on(void *user, uint32_t layer, uint32_t token, const uint32_t *experts, const float *weights)
 {
-    const routing *r = user;
-    r->feed->on_routing(r->feed->user, r->pass, r->first + token, layer, experts, weights, r->top_k);
+    const pass *p = user;
+    const sl_row row = p->model->rows[token];
+    const sl_feed *feed = p->steps[row.segment].feed;
+    if (feed && feed->on_routing)
+        feed->on_routing(feed->user, p->pass, row.position, layer, experts, weights, p->model->bind.config.top_k);
 }
 
 /* Checked before the first weight is read, so that a refused call leaves the session usable. */
 static int check_feed(const sl_session *s, const int32_t *ids, size_t n, sl_err *err)
 {
-    const sl_model *m = s->engine->model;
-    const uint32_t vocab = m->bind.config.vocab;
+    const uint32_t vocab = s->engine->model->bind.config.vocab;
     if (s->failed)
         return sl_fail(err, SL_EUSAGE, "session: an earlier call failed, its state cannot be continued");
     if (n == 0)
@@ -196,47 +203,90 @@ static int check_feed(const sl_session *s, const int32_t *ids, size_t n, sl_err 
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= vocab)
             return sl_fail(err, SL_EUSAGE, "token %zu: found id %d, expected 0 to %u (the vocabulary)", i, ids[i], vocab - 1);
-    if (n > m->state.context - m->state.position)
+    if (n > s->state->context - s->state->position)
         return sl_fail(err, SL_EUSAGE, "context: %zu tokens do not fit the %u of %u positions that are left", n,
-                       m->state.context - m->state.position, m->state.context);
+                       s->state->context - s->state->position, s->state->context);
     return 0;
 }
 
-static int deliver(const sl_model *m, const sl_feed *feed, uint32_t first, size_t tokens, sl_err *err)
+/* All logits of a step go to its feed; the rows of a pass are in the order of its steps. */
+static int deliver(const sl_model *m, const sl_feed *feed, uint32_t row, uint32_t first, size_t tokens, sl_err *err)
 {
     for (size_t t = 0; t < tokens; t++) {
-        const int rc = feed->on_logits(feed->user, first + (uint32_t)t, m->logits + t * m->bind.config.vocab);
+        const int rc = feed->on_logits(feed->user, first + (uint32_t)t, m->logits + (row + t) * m->bind.config.vocab);
         if (rc != 0)
             return err && err->code == rc ? rc : sl_fail(err, rc, "stopped by the receiver of logits");
     }
     return 0;
 }
 
+/* The tokens of all steps in one pass; segment: room for n. */
+static int run_pass(pass *p, sl_segment *segment, size_t n, bool logits, bool more, sl_err *err)
+{
+    sl_model *m = p->model;
+    bool progress = false;
+    m->on_routing = NULL;
+    m->routing_user = p;
+    for (size_t i = 0; i < n; i++) {
+        const sl_step *s = &p->steps[i];
+        segment[i] = (sl_segment){ .state = s->session->state, .ids = s->ids, .tokens = (uint32_t)s->n,
+                                   .logits = m->all_logits ? (uint32_t)s->n : logits };
+        progress = progress || (s->feed && s->feed->on_progress);
+        if (s->feed && s->feed->on_routing)
+            m->on_routing = pass_routing_on;
+    }
+    int rc = sl_forward(m, segment, n, more, progress ? report : NULL, p, err);
+    m->on_routing = NULL;
+    uint32_t row = 0;
+    for (size_t i = 0; i < n; row += segment[i++].logits) {
+        const sl_step *s = &p->steps[i];
+        s->session->logits = row + segment[i].logits - 1;
+        s->session->pass = segment[i].logits ? m->passes : 0;
+        if (rc == 0 && m->all_logits && s->feed && s->feed->on_logits)
+            rc = deliver(m, s->feed, row, s->session->state->position - segment[i].tokens, segment[i].tokens, err);
+    }
+    for (size_t i = 0; rc < 0 && i < n; i++) {
+        p->steps[i].session->failed = true;
+        p->steps[i].session->pass = 0;
+    }
+    return rc;
+}
+
 int sl_session_feed(sl_session *s, const int32_t *ids, size_t n, const sl_feed *feed, sl_err *err)
 {
-    static const sl_feed none = { 0 };
     sl_model *m = s->engine->model;
     int rc = check_feed(s, ids, n, err);
-    if (rc < 0)
-        return rc;
-    if (!feed)
-        feed = &none;
     const size_t chunk = m->plan.prefill_chunk;
-    progress p = { .feed = feed, .total = (n + chunk - 1) / chunk * m->bind.config.layers };
-    routing r = { .feed = feed, .top_k = m->bind.config.top_k };
-    m->on_routing = feed->on_routing ? pass_routing_on : NULL;
-    m->routing_user = &r;
-    for (size_t at = 0; at < n && rc == 0; at += chunk, p.before += m->bind.config.layers, r.pass++) {
-        const size_t tokens = sl_min_u64(chunk, n - at);
-        const bool last = at + tokens == n;
-        const uint32_t first = r.first = m->state.position;
-        rc = sl_forward(m, ids + at, tokens, last || m->all_logits, !last || !feed->last,
-                        feed->on_progress ? report : NULL, &p, err);
-        m->last_row = (uint32_t)tokens - 1;
-        if (rc == 0 && m->all_logits && feed->on_logits)
-            rc = deliver(m, feed, first, tokens, err);
+    sl_segment segment;
+    sl_step step = { .session = s, .feed = feed };
+    pass p = { .model = m, .steps = &step, .total = (n + chunk - 1) / chunk * m->bind.config.layers };
+    for (size_t at = 0; rc == 0 && at < n; at += step.n, p.before += m->bind.config.layers, p.pass++) {
+        step.ids = ids + at;
+        step.n = sl_min_u64(chunk, n - at);
+        const bool last = at + step.n == n;
+        rc = run_pass(&p, &segment, 1, last, !last || !feed || !feed->last, err);
     }
-    m->on_routing = NULL;
-    s->failed = rc < 0;
     return rc;
+}
+
+int sl_engine_step(sl_engine *e, const sl_step *steps, size_t n, bool last, sl_err *err)
+{
+    sl_model *m = e->model;
+    const uint32_t chunk = m->plan.prefill_chunk;
+    size_t total = 0;
+    if (n == 0 || n > m->plan.sequences)
+        return sl_fail(err, SL_EUSAGE, "step: found %zu sessions, expected 1 to %u", n, m->plan.sequences);
+    for (size_t i = 0; i < n; i++) {
+        const int rc = check_feed(steps[i].session, steps[i].ids, steps[i].n, err);
+        if (rc < 0)
+            return rc;
+        for (size_t j = 0; j < i; j++)
+            if (steps[j].session == steps[i].session)
+                return sl_fail(err, SL_EUSAGE, "step %zu: its session is that of step %zu too", i, j);
+        total += steps[i].n;
+        if (total > chunk)
+            return sl_fail(err, SL_EUSAGE, "step: found more than %u tokens, which a pass can take", chunk);
+    }
+    pass p = { .model = m, .steps = steps, .total = m->bind.config.layers };
+    return run_pass(&p, m->step_segments, n, true, !last, err);
 }

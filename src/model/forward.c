@@ -1,5 +1,5 @@
-/* One pass over the model for a chunk of tokens: spec 3.3 is the outline, 3.9 the end. Prefill and decode
- * are the same pass with more or fewer tokens. */
+/* One pass over the model for a chunk of tokens: spec 3.3 is the outline, 3.9 the end. Prefill and decode are the
+ * same pass with more or fewer tokens, of one sequence or of several. */
 #include <math.h>
 #include <string.h>
 
@@ -57,7 +57,7 @@ typedef struct {
     sl_model *m;
     uint32_t layer, bank;
     sl_kind res, norm;
-    size_t first; /* token */
+    const uint32_t *rows; /* of the pass, in the order of m->mixed; NULL: all */
     atomic_bool bad;
 } input_job;
 
@@ -75,8 +75,8 @@ static void run_input(void *arg, size_t begin, size_t end, unsigned thread)
     sl_model *m = j->m;
     const residual_layout lay = layout(&m->bind.config);
     (void)thread;
-    for (size_t t = j->first + begin; t < j->first + end; t++) {
-        const float *sources = m->residual + t * lay.stride;
+    for (size_t t = begin; t < end; t++) {
+        const float *sources = m->residual + (j->rows ? j->rows[t] : t) * lay.stride;
         float *out = m->mixed + t * lay.hidden;
         if (j->bank)
             sl_mix(m->k, sources, j->bank, sources + lay.sum_at, sl_vector(m, j->layer, j->res), m->bind.config.eps,
@@ -88,15 +88,15 @@ static void run_input(void *arg, size_t begin, size_t end, unsigned thread)
     }
 }
 
-/* m->mixed = RMSNorm(MIX(...)) for tokens from `first` on: the input of a sub-layer, or of the head. */
-static int sublayer_input(sl_model *m, uint32_t layer, sl_kind res, sl_kind norm, uint32_t bank, size_t first,
-                          size_t tokens, int what, sl_err *err)
+/* m->mixed = RMSNorm(MIX(...)) for `rows` of the pass: the input of a sub-layer, or of the head. */
+static int sublayer_input(sl_model *m, uint32_t layer, sl_kind res, sl_kind norm, uint32_t bank, const uint32_t *rows,
+                          size_t n, int what, sl_err *err)
 {
-    input_job j = { .m = m, .layer = layer, .bank = bank, .res = res, .norm = norm, .first = first };
+    input_job j = { .m = m, .layer = layer, .bank = bank, .res = res, .norm = norm, .rows = rows };
     const size_t hidden = m->bind.config.hidden;
-    sl_pool_run(m->pool, tokens - first, 1, run_input, &j);
-    for (size_t t = first; m->probe && t < tokens; t++) { /* the mixture exists only before its norm */
-        m->probe(m->probe_user, what, layer, (uint32_t)t, m->mixed + t * hidden, hidden);
+    sl_pool_run(m->pool, n, 1, run_input, &j);
+    for (size_t t = 0; m->probe && t < n; t++) { /* the mixture exists only before its norm */
+        m->probe(m->probe_user, what, layer, rows ? rows[t] : (uint32_t)t, m->mixed + t * hidden, hidden);
         norm_input(&j, t);
     }
     if (!atomic_load_explicit(&j.bad, memory_order_relaxed))
@@ -134,7 +134,7 @@ static void save_snapshot(sl_model *m, uint32_t bank, size_t tokens)
 static int run_layer(sl_model *m, uint32_t layer, uint32_t *bank, size_t tokens, sl_err *err)
 {
     const sl_config *c = &m->bind.config;
-    int rc = sublayer_input(m, layer, SL_ATTN_RES_NORM, SL_INPUT_NORM, *bank, 0, tokens, SL_PROBE_ATTN_INPUT, err);
+    int rc = sublayer_input(m, layer, SL_ATTN_RES_NORM, SL_INPUT_NORM, *bank, NULL, tokens, SL_PROBE_ATTN_INPUT, err);
     if (rc < 0)
         return rc;
     const bool reset = sl_config_is_reset(c, layer);
@@ -147,7 +147,7 @@ static int run_layer(sl_model *m, uint32_t layer, uint32_t *bank, size_t tokens,
         return rc;
     add_output(m, layer, tokens, reset, SL_PROBE_ATTN_OUTPUT);
 
-    rc = sublayer_input(m, layer, SL_MLP_RES_NORM, SL_POST_NORM, *bank, 0, tokens, SL_PROBE_MLP_INPUT, err);
+    rc = sublayer_input(m, layer, SL_MLP_RES_NORM, SL_POST_NORM, *bank, NULL, tokens, SL_PROBE_MLP_INPUT, err);
     if (rc < 0)
         return rc;
     m->scratch.top = 0;
@@ -162,26 +162,53 @@ static int run_layer(sl_model *m, uint32_t layer, uint32_t *bank, size_t tokens,
     return 0;
 }
 
-static int forward(sl_model *m, const int32_t *ids, size_t tokens, bool want_logits,
-                   void (*progress)(void *user, uint64_t layers), void *user, sl_err *err)
+void sl_forward_rows(sl_model *m, const sl_segment *segments, size_t n)
+{
+    m->segments = segments;
+    m->n_segments = (uint32_t)n;
+    m->n_rows = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const sl_segment *s = &segments[i];
+        sl_assert(s->tokens >= 1 && s->tokens <= m->plan.prefill_chunk - m->n_rows);
+        sl_assert(s->tokens <= s->state->context - s->state->position);
+        for (uint32_t t = 0; t < s->tokens; t++, m->n_rows++) {
+            m->rows[m->n_rows] = (sl_row){ .segment = i, .position = s->state->position + t };
+            m->ids[m->n_rows] = s->ids[t];
+        }
+    }
+}
+
+/* The rows whose logits are wanted; returns how many. */
+static size_t list_head_rows(sl_model *m)
+{
+    size_t n = 0;
+    for (uint32_t i = 0, end = 0; i < m->n_segments; i++) {
+        const sl_segment *s = &m->segments[i];
+        end += s->tokens;
+        sl_assert(s->logits <= s->tokens && s->logits <= m->logits_rows - n);
+        for (uint32_t row = end - s->logits; row < end; row++)
+            m->head_rows[n++] = row;
+    }
+    return n;
+}
+
+static int forward(sl_model *m, size_t n_head, void (*progress)(void *user, uint64_t layers), void *user, sl_err *err)
 {
     const sl_config *c = &m->bind.config;
     const residual_layout lay = layout(c);
-    int rc = sl_embed(m, ids, tokens, m->residual + lay.sum_at, lay.stride, err);
+    int rc = sl_embed(m, m->ids, m->n_rows, m->residual + lay.sum_at, lay.stride, err);
     uint32_t bank = 0;
     for (uint32_t l = 0; rc == 0 && l < c->layers; l++) {
-        rc = run_layer(m, l, &bank, tokens, err);
+        rc = run_layer(m, l, &bank, m->n_rows, err);
         if (rc == 0 && progress)
             progress(user, l + 1);
     }
-    if (rc < 0 || !want_logits)
+    if (rc < 0 || n_head == 0)
         return rc;
-    const size_t first = m->all_logits ? 0 : tokens - 1;
-    rc = sublayer_input(m, SL_NO_LAYER, SL_OUT_RES_NORM, SL_FINAL_NORM, bank, first, tokens, SL_PROBE_FINAL, err);
+    rc = sublayer_input(m, SL_NO_LAYER, SL_OUT_RES_NORM, SL_FINAL_NORM, bank, m->head_rows, n_head, SL_PROBE_FINAL, err);
     if (rc < 0)
         return rc;
-    return sl_matrix(m, SL_NO_LAYER, SL_HEAD, m->mixed + first * lay.hidden, lay.hidden, m->logits, c->vocab,
-                     tokens - first, err);
+    return sl_matrix(m, SL_NO_LAYER, SL_HEAD, m->mixed, lay.hidden, m->logits, c->vocab, n_head, err);
 }
 
 /* Bytes that changed on disk since the model was opened are not the model that was asked for. */
@@ -195,17 +222,19 @@ static int check_files(const sl_model *m, sl_err *err)
     return 0;
 }
 
-int sl_forward(sl_model *m, const int32_t *ids, size_t tokens, bool want_logits, bool more,
+int sl_forward(sl_model *m, const sl_segment *segments, size_t n, bool more,
                void (*progress)(void *user, uint64_t layers), void *user, sl_err *err)
 {
-    sl_assert(tokens >= 1 && tokens <= m->plan.prefill_chunk && m->state.position + tokens <= m->state.context);
+    sl_forward_rows(m, segments, n);
+    const size_t n_head = list_head_rows(m);
     sl_budget_freeze(m->budget);
-    sl_trunk_pass(m->trunk, want_logits, more);
-    int rc = forward(m, ids, tokens, want_logits, progress, user, err);
+    m->passes++;
+    sl_trunk_pass(m->trunk, n_head > 0, more);
+    int rc = forward(m, n_head, progress, user, err);
     if (rc == 0)
         rc = check_files(m, err);
     sl_budget_thaw(m->budget);
-    if (rc == 0)
-        m->state.position += (uint32_t)tokens;
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        segments[i].state->position += segments[i].tokens;
     return rc;
 }

@@ -1,33 +1,35 @@
 /* Kimi Delta Attention: spec 3.4. All steps between the projections are per head, so a thread takes whole
- * heads through all tokens of the chunk and the 64 KB state of a head stays in its cache. */
+ * heads of a sequence through all its tokens in the pass and the 64 KB state of a head stays in its cache. */
 #include <math.h>
 #include <string.h>
 
+#include "base/num.h"
 #include "model/model.h"
 
 typedef struct {
     const sl_model *m;
     uint32_t layer;
-    size_t tokens, width;   /* width: heads * dim */
+    size_t width;           /* heads * dim */
     float *q, *k, *v, *z;   /* [tokens][width]; z: decay input, replaced by the normed output */
     const float *beta;      /* [tokens][heads], before the sigmoid */
-    float *state, *conv;    /* of this layer */
     float *private;         /* [threads][6 * dim] */
     atomic_bool bad;
 } heads_job;
 
-static void run_head(heads_job *j, uint32_t head, float *tmp)
+/* One head of a segment, whose rows begin at `row`. */
+static void run_head(heads_job *j, const sl_segment *segment, size_t row, uint32_t head, float *tmp)
 {
     const sl_model *m = j->m;
     const sl_kernels *k = m->k;
     const sl_config *c = &m->bind.config;
     const size_t dim = c->kda_dim, taps = c->conv_taps, at = head * dim;
-    float *state = j->state + head * dim * dim, *conv = j->conv + head * 3 * (taps - 1) * dim;
+    const size_t index = (size_t)m->layer_index[j->layer] * c->kda_heads + head;
+    float *state = segment->state->kda + index * dim * dim, *conv = segment->state->conv + index * 3 * (taps - 1) * dim;
     float *qh = tmp, *kh = tmp + dim, *vh = tmp + 2 * dim, *alpha = tmp + 3 * dim, *out = tmp + 4 * dim;
     const float *streams[3] = { j->q, j->k, j->v };
     float *conv_out[3] = { qh, kh, vh };
     const float q_scale = 1.0f / sqrtf((float)dim), exp_a = sl_vector(m, j->layer, SL_A_LOG)[head];
-    for (size_t t = 0; t < j->tokens; t++) {
+    for (size_t t = row; t < row + segment->tokens; t++) {
         for (int s = 0; s < 3; s++)
             k->conv_silu(conv_out[s], conv + s * (taps - 1) * dim, streams[s] + t * j->width + at,
                          sl_vector(m, j->layer, (sl_kind)(SL_Q_CONV + s)) + at * taps, taps, dim);
@@ -46,8 +48,13 @@ static void run_head(heads_job *j, uint32_t head, float *tmp)
 static void run_heads(void *arg, size_t begin, size_t end, unsigned thread)
 {
     heads_job *j = arg;
-    for (size_t h = begin; h < end; h++)
-        run_head(j, (uint32_t)h, j->private + thread * 6 * sl_scratch_floats(j->m->bind.config.kda_dim));
+    const sl_model *m = j->m;
+    const uint32_t heads = m->bind.config.kda_heads;
+    float *tmp = j->private + thread * 6 * sl_scratch_floats(m->bind.config.kda_dim);
+    size_t row = 0;
+    for (uint32_t s = 0; s < m->n_segments; row += m->segments[s++].tokens)
+        for (size_t i = sl_max_u64(begin, s * heads); i < sl_min_u64(end, (s + 1ul) * heads); i++) /* [segment][head] */
+            run_head(j, &m->segments[s], row, (uint32_t)(i - s * heads), tmp);
 }
 
 size_t sl_kda_floats(const sl_config *c, size_t tokens, uint32_t threads)
@@ -60,7 +67,7 @@ size_t sl_kda_floats(const sl_config *c, size_t tokens, uint32_t threads)
 int sl_kda(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens, sl_err *err)
 {
     const sl_config *c = &m->bind.config;
-    const size_t width = (size_t)c->kda_heads * c->kda_dim, hidden = c->hidden, index = m->layer_index[layer];
+    const size_t width = (size_t)c->kda_heads * c->kda_dim, hidden = c->hidden;
     const unsigned threads = sl_pool_threads(m->pool);
     sl_scratch *s = &m->scratch;
     float *q = sl_scratch_take(s, tokens * width), *k = sl_scratch_take(s, tokens * width);
@@ -76,11 +83,9 @@ int sl_kda(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens,
         (rc = sl_matrix(m, layer, SL_KDA_BETA, x, hidden, beta, c->kda_heads, tokens, err)) < 0)
         return rc;
     heads_job heads = {
-        .m = m, .layer = layer, .tokens = tokens, .width = width, .q = q, .k = k, .v = v, .z = z, .beta = beta,
-        .state = m->state.kda + index * width * c->kda_dim,
-        .conv = m->state.conv + index * 3 * (c->conv_taps - 1) * width, .private = private,
+        .m = m, .layer = layer, .width = width, .q = q, .k = k, .v = v, .z = z, .beta = beta, .private = private,
     };
-    sl_pool_run(m->pool, c->kda_heads, 1, run_heads, &heads);
+    sl_pool_run(m->pool, (size_t)m->n_segments * c->kda_heads, 1, run_heads, &heads);
     if (atomic_load_explicit(&heads.bad, memory_order_relaxed))
         return sl_fail(err, SL_EFAIL, "layer %u: the recurrent state overflowed", layer);
     float *gate = q; /* the queries are used up */

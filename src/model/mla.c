@@ -26,7 +26,7 @@ typedef struct {
     const sl_model *m;
     size_t row, heads;        /* row: kv_lora + rope; heads: in this chunk of kv_b */
     uint32_t first_head;
-    const float *cache;       /* [position][row] of this layer */
+    uint32_t layer;
     const float *q;           /* [tokens][all heads][nope + rope] */
     float *o;                 /* [tokens][all heads][v_dim] */
     const uint8_t *kv_b;      /* rows of the chunk's heads */
@@ -34,9 +34,14 @@ typedef struct {
     atomic_bool bad;
 } attention_job;
 
+static float *layer_cache(const sl_model *m, uint32_t layer, const sl_state *s)
+{
+    return s->latent + (size_t)m->layer_index[layer] * s->context * (m->bind.config.kv_lora + m->bind.config.rope);
+}
+
 /* One token, `n` heads that follow each other: mixed = softmax(query . cache) . cache over positions
  * 0..last. Contract: docs/contract.md, attention. */
-static void attend(const attention_job *j, const group_scratch *g, size_t n, uint32_t last)
+static void attend(const attention_job *j, const group_scratch *g, size_t n, const float *cache, uint32_t last)
 {
     const sl_kernels *k = j->m->k;
     const sl_config *c = &j->m->bind.config;
@@ -50,7 +55,7 @@ static void attend(const attention_job *j, const group_scratch *g, size_t n, uin
     }
     for (uint32_t at = 0; at <= last; at += SL_ATTN_BLOCK) {
         const size_t count = last - at + 1 < SL_ATTN_BLOCK ? last - at + 1 : SL_ATTN_BLOCK;
-        const float *block = j->cache + at * j->row;
+        const float *block = cache + at * j->row;
         k->mm_f32(g->score, SL_ATTN_BLOCK, block, j->row, g->query, ldq, count, j->row, n);
         for (size_t h = 0; h < n; h++) {
             float *s = g->score + h * SL_ATTN_BLOCK, correction;
@@ -86,7 +91,8 @@ static void run_attention(void *arg, size_t begin, size_t end, unsigned thread)
             k->tmm_bf16(g.query + h * ldq, key, q, c->nope, c->kv_lora);
             memcpy(g.query + h * ldq + c->kv_lora, q + c->nope, c->rope * sizeof(float));
         }
-        attend(j, &g, n, j->m->state.position + (uint32_t)token);
+        const sl_row *row = &j->m->rows[token];
+        attend(j, &g, n, layer_cache(j->m, j->layer, j->m->segments[row->segment].state), row->position);
         for (size_t h = 0; h < n; h++) {
             const uint8_t *value = j->kv_b + ((first + h) * (c->nope + c->v_dim) + c->nope) * row_bytes;
             float *o = j->o + (token * c->heads + j->first_head + first + h) * c->v_dim;
@@ -99,8 +105,7 @@ static void run_attention(void *arg, size_t begin, size_t end, unsigned thread)
 }
 
 /* Through kv_b chunk by chunk: a chunk holds whole heads. */
-static int attention(sl_model *m, uint32_t layer, const float *cache, const float *q, float *o, float *private,
-                     size_t tokens, sl_err *err)
+static int attention(sl_model *m, uint32_t layer, const float *q, float *o, float *private, size_t tokens, sl_err *err)
 {
     const sl_config *c = &m->bind.config;
     const uint32_t head_rows = c->nope + c->v_dim;
@@ -110,7 +115,7 @@ static int attention(sl_model *m, uint32_t layer, const float *cache, const floa
         if (rc < 0)
             return rc;
         attention_job j = { .m = m, .row = (size_t)c->kv_lora + c->rope, .heads = chunk.rows / head_rows,
-                            .first_head = head, .cache = cache, .q = q, .o = o, .kv_b = chunk.data,
+                            .first_head = head, .layer = layer, .q = q, .o = o, .kv_b = chunk.data,
                             .private = private };
         sl_pool_run(m->pool, tokens * j.heads, 1, run_attention, &j);
         if (atomic_load_explicit(&j.bad, memory_order_relaxed))
@@ -126,7 +131,8 @@ static int attention(sl_model *m, uint32_t layer, const float *cache, const floa
 size_t sl_mla_floats(const sl_config *c, size_t tokens, uint32_t threads)
 {
     return sl_scratch_floats(tokens * c->q_lora) + sl_scratch_floats(tokens * c->heads * (c->nope + c->rope)) +
-           2 * sl_scratch_floats(tokens * c->heads * c->v_dim) + threads * group_floats(c);
+           2 * sl_scratch_floats(tokens * c->heads * c->v_dim) + sl_scratch_floats(tokens * (c->kv_lora + c->rope)) +
+           threads * group_floats(c);
 }
 
 int sl_mla(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens, sl_err *err)
@@ -138,8 +144,7 @@ int sl_mla(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens,
     float *q_a = sl_scratch_take(s, tokens * c->q_lora), *q = sl_scratch_take(s, tokens * q_width);
     float *o = sl_scratch_take(s, tokens * o_width), *gate = sl_scratch_take(s, tokens * o_width);
     float *private = sl_scratch_take(s, sl_pool_threads(m->pool) * group_floats(c));
-    float *cache = m->state.latent + (size_t)m->layer_index[layer] * m->state.context * row;
-    float *rows = cache + m->state.position * row; /* of this chunk's tokens */
+    float *latent = sl_scratch_take(s, tokens * row);
     int rc;
     if ((rc = sl_matrix(m, layer, SL_MLA_Q_A, x, hidden, q_a, c->q_lora, tokens, err)) < 0)
         return rc;
@@ -148,12 +153,15 @@ int sl_mla(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens,
                           err)) < 0)
             return rc;
     if ((rc = sl_matrix(m, layer, SL_MLA_Q_B, q_a, c->q_lora, q, q_width, tokens, err)) < 0 ||
-        (rc = sl_matrix(m, layer, SL_MLA_KV_A, x, hidden, rows, row, tokens, err)) < 0)
+        (rc = sl_matrix(m, layer, SL_MLA_KV_A, x, hidden, latent, row, tokens, err)) < 0)
         return rc;
-    for (size_t t = 0; t < tokens; t++) /* the latent is normed, the rope slice is not */
-        if ((rc = sl_norm(m, layer, SL_KV_A_NORM, rows + t * row, rows + t * row, c->mla_norm_eps, c->kv_lora, err)) < 0)
+    for (size_t t = 0; t < tokens; t++) { /* the latent is normed, the rope slice is not */
+        float *x_t = latent + t * row, *cache = layer_cache(m, layer, m->segments[m->rows[t].segment].state);
+        if ((rc = sl_norm(m, layer, SL_KV_A_NORM, x_t, x_t, c->mla_norm_eps, c->kv_lora, err)) < 0)
             return rc;
-    if ((rc = attention(m, layer, cache, q, o, private, tokens, err)) < 0)
+        memcpy(cache + m->rows[t].position * row, x_t, row * sizeof *x_t);
+    }
+    if ((rc = attention(m, layer, q, o, private, tokens, err)) < 0)
         return rc;
     if (c->mla_gate) {
         if ((rc = sl_matrix(m, layer, SL_MLA_GATE, x, hidden, gate, o_width, tokens, err)) < 0)

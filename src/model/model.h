@@ -1,4 +1,4 @@
-/* model/model.h - a model ready to run, and one sequence's state.
+/* model/model.h - a model ready to run, and the states of its sequences.
  *
  * Owns: everything opened on a model directory. Threads: engine thread, which splits work over the pool.
  * Invariant: after open, feeding tokens allocates nothing (the budget is frozen meanwhile).
@@ -20,8 +20,11 @@
  * because the running maximum is updated once a block. */
 enum { SL_ATTN_BLOCK = 64, SL_ATTN_GROUP = 16 /* heads that share a block while it is in cache */ };
 
+enum { SL_SEQUENCES_MAX = 4096 };
+
 /* One sequence: what is carried from one token to the next. Spec 2.3. */
 typedef struct {
+    bool taken;         /* somebody's, see sl_state_take */
     uint32_t position;  /* tokens fed */
     uint32_t context;   /* room for this many */
     float *kda;         /* [KDA layers][head][value][key] */
@@ -29,6 +32,20 @@ typedef struct {
     float *latent;      /* [MLA layers][context][kv_lora + rope]: normed latent, then the rope slice */
     uint64_t kda_floats, conv_floats;
 } sl_state;
+
+/* Consecutive tokens of one sequence within a pass. A pass has the rows of all its segments, one after the other: what
+ * works on a token alone (matrices, experts, norms) takes them as one, what looks back takes each with its state. */
+typedef struct {
+    sl_state *state;    /* of no other segment of the pass */
+    const int32_t *ids; /* borrowed during the pass */
+    uint32_t tokens;    /* >= 1, as many as the state has room for */
+    uint32_t logits;    /* wanted of the last so many of them */
+} sl_segment;
+
+/* A token of a pass. */
+typedef struct {
+    uint32_t segment, position;
+} sl_row;
 
 /* A stack of float buffers for the activations of one chunk; top only moves within a sub-layer. */
 typedef struct {
@@ -50,18 +67,27 @@ typedef struct sl_model {
     bool (*cancel)(void *user);
     void *user;
 
+    sl_state *states;        /* [plan.sequences] */
+    sl_segment *step_segments; /* [plan.sequences]: the caller's, for a pass to come */
+    /* The pass that is on */
+    const sl_segment *segments;
+    uint32_t n_segments, n_rows;
+    sl_row *rows;            /* [chunk] */
+    int32_t *ids;            /* [chunk] */
+    uint32_t *head_rows;     /* [logits rows]: the row whose logits they are, ascending */
+
     float *vectors;          /* all small vectors, fp32 */
     const float **vector;    /* [layers + 1][SL_KINDS]: into vectors; residual norms hold norm * proj */
     uint32_t *matrix;        /* [layers + 1][SL_KINDS]: number of the matrix in the trunk's order */
     uint16_t *layer_index;   /* [layers]: among the KDA or the MLA layers */
 
-    sl_state state;
     sl_scratch scratch;
     float *residual;         /* [chunk][snapshots + 1][hidden]: the bank, then the running sum */
     float *mixed;            /* [chunk][hidden]: the mixture, then normed: input of a sub-layer */
     float *output;           /* [chunk][hidden]: of a sub-layer */
-    float *logits;           /* [vocab], or [chunk][vocab] with all_logits */
-    uint32_t last_row;       /* of logits with all_logits: the last position's */
+    float *logits;           /* [logits rows][vocab]: what the segments of the last pass wanted, in their order */
+    uint32_t logits_rows;    /* at most in a pass */
+    uint64_t passes;         /* begun so far: whose logits these are */
     uint8_t *embed_buffer;   /* [chunk] spans of one embedding row */
     sl_io_req *embed_req;    /* [chunk] */
     uint64_t embed_bytes;    /* read so far */
@@ -91,7 +117,7 @@ static inline const float *sl_vector(const sl_model *m, uint32_t layer, sl_kind 
 /* ---- open.c: from a directory to a model */
 typedef struct {
     uint64_t ram;
-    uint32_t context, threads, prefill_chunk;
+    uint32_t context, threads, prefill_chunk, sequences; /* prefill_chunk and sequences: see sl_options */
     enum sl_io_backend io;
     const char *const *mirrors; /* n_mirrors further directories */
     size_t n_mirrors;
@@ -105,7 +131,14 @@ int sl_model_open(sl_model **out, const char *dir, const sl_model_options *opt, 
 /* The plan alone; allocates nothing of it. */
 int sl_model_plan(sl_plan *plan, const char *dir, const sl_model_options *opt, sl_err *err);
 void sl_model_close(sl_model *m);
-void sl_state_clear(sl_model *m); /* begins a new sequence */
+
+/* ---- state.c: the sequences */
+uint64_t sl_state_size(const sl_config *c, uint32_t context); /* memory of one, as the accountant counts it */
+int sl_state_open(sl_state *s, const sl_config *c, uint32_t context, sl_budget *budget, sl_err *err);
+void sl_state_close(sl_state *s);
+void sl_state_clear(sl_state *s);         /* begins a new sequence */
+sl_state *sl_state_take(sl_model *m);     /* a cleared one that nobody has; NULL: all are taken */
+static inline void sl_state_give(sl_state *s) { s->taken = false; }
 
 /* ---- weights.c: matrices as they stream by */
 /* y[t * ldy + r] = dot(W[r], x + t * ldx) for all rows of the next matrix of the pass, which must be
@@ -127,8 +160,8 @@ int sl_list_matrices(const sl_binding *b, sl_trunk_matrix **out, size_t *n, uint
 float *sl_scratch_take(sl_scratch *s, size_t n); /* 64-byte aligned, contents undefined */
 static inline size_t sl_scratch_floats(size_t n) { return (n + 15) & ~(size_t)15; }
 
-/* ---- sub-layers: x [tokens][hidden] normed input, y [tokens][hidden]; tokens at state.position on.
- * Each says how many floats of scratch it takes for a chunk. */
+/* ---- sub-layers: x [tokens][hidden] normed input, y [tokens][hidden]; the tokens are the pass's rows. Each says
+ * how many floats of scratch it takes for a chunk. */
 int sl_kda(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens, sl_err *err);
 size_t sl_kda_floats(const sl_config *c, size_t tokens, uint32_t threads);
 int sl_mla(sl_model *m, uint32_t layer, const float *x, float *y, size_t tokens, sl_err *err);
@@ -146,9 +179,11 @@ void sl_mix(const sl_kernels *k, const float *bank, uint32_t n, const float *sum
 int sl_norm(const sl_model *m, uint32_t layer, sl_kind norm, const float *x, float *y, float eps, size_t n, sl_err *err);
 
 /* ---- forward.c */
-/* One pass over the model for `tokens` <= plan.prefill_chunk ids. want_logits: the last position's, or
- * all with all_logits, in m->logits. more: see sl_trunk_pass. */
-int sl_forward(sl_model *m, const int32_t *ids, size_t tokens, bool want_logits, bool more,
+/* One pass over the model for n segments, plan.prefill_chunk tokens and logits_rows logits at most, which are in
+ * m->logits then. more: see sl_trunk_pass. After an error all their states are between tokens. */
+int sl_forward(sl_model *m, const sl_segment *segments, size_t n, bool more,
                void (*progress)(void *user, uint64_t layers), void *user, sl_err *err);
+/* The part before the first layer: makes the rows of n segments the pass's. */
+void sl_forward_rows(sl_model *m, const sl_segment *segments, size_t n);
 
 #endif

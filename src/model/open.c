@@ -13,23 +13,6 @@ enum { SLOTS_WANT = 16 };
 
 /* ---- sizes ------------------------------------------------------------------------------------- */
 
-static uint64_t floats(uint64_t n) { return n ? sl_mem_size(n * sizeof(float)) : 0; }
-
-static uint64_t kda_floats(const sl_config *c)
-{
-    return (uint64_t)(c->layers - sl_config_mla_layers(c)) * c->kda_heads * c->kda_dim * c->kda_dim;
-}
-
-static uint64_t conv_floats(const sl_config *c)
-{
-    return (uint64_t)(c->layers - sl_config_mla_layers(c)) * c->kda_heads * c->kda_dim * 3 * (c->conv_taps - 1);
-}
-
-static uint64_t latent_floats(const sl_config *c, uint32_t context)
-{
-    return (uint64_t)sl_config_mla_layers(c) * context * (c->kv_lora + c->rope);
-}
-
 static size_t sublayer_floats(const sl_config *c, size_t tokens, uint32_t threads)
 {
     const size_t need[4] = { sl_kda_floats(c, tokens, threads), sl_mla_floats(c, tokens, threads), sl_moe_floats(c, tokens),
@@ -42,14 +25,14 @@ static size_t sublayer_floats(const sl_config *c, size_t tokens, uint32_t thread
 
 /* The buffers of one pass over `tokens` tokens, besides the experts' own. The planner adds up the same list
  * that is allocated and freed, so that they cannot disagree. */
-enum { BUFFERS = 13 };
+enum { BUFFERS = 16 };
 typedef struct {
     void *pointer; /* the address of a pointer in the model */
     uint64_t bytes;
 } buffer;
 
 static void list_buffers(buffer out[BUFFERS], sl_model *m, const sl_config *c, uint64_t tokens, uint32_t threads,
-                         bool all_logits)
+                         uint64_t logits_rows)
 {
     const uint64_t pairs = tokens * c->top_k, row = c->hidden * sizeof(float);
     const buffer list[BUFFERS] = {
@@ -57,7 +40,10 @@ static void list_buffers(buffer out[BUFFERS], sl_model *m, const sl_config *c, u
         { &m->residual, tokens * (sl_config_snapshots(c) + 1) * row },
         { &m->mixed, tokens * row },
         { &m->output, tokens * row },
-        { &m->logits, (all_logits ? tokens : 1) * c->vocab * sizeof(float) },
+        { &m->logits, logits_rows * c->vocab * sizeof(float) },
+        { &m->rows, tokens * sizeof *m->rows },
+        { &m->ids, tokens * sizeof *m->ids },
+        { &m->head_rows, logits_rows * sizeof *m->head_rows },
         { &m->embed_buffer, tokens * sl_io_span_max(2ull * c->hidden) + 4096 },
         { &m->embed_req, tokens * sizeof *m->embed_req },
         { &m->chosen, pairs * sizeof *m->chosen },
@@ -73,9 +59,11 @@ static void list_buffers(buffer out[BUFFERS], sl_model *m, const sl_config *c, u
 typedef struct {
     const sl_config *c;
     const sl_binding *b;
-    uint32_t threads;
-    bool all_logits;
+    const sl_model_options *opt;
 } sizing;
+
+/* Rows of logits that a pass over `chunk` tokens may be asked for: the last of each sequence, or all. */
+static uint32_t logits_rows(const sl_model_options *opt, uint32_t chunk) { return opt->all_logits ? chunk : opt->sequences; }
 
 static sl_expert_options expert_options(const sl_binding *b, uint32_t max_calls)
 {
@@ -89,8 +77,8 @@ static sl_expert_options expert_options(const sl_binding *b, uint32_t max_calls)
 
 static uint64_t state_size(const void *user, uint32_t context)
 {
-    const sl_config *c = ((const sizing *)user)->c;
-    return floats(kda_floats(c)) + floats(conv_floats(c)) + floats(latent_floats(c, context));
+    const sizing *s = user;
+    return s->opt->sequences * sl_state_size(s->c, context);
 }
 
 static uint64_t scratch_size(const void *user, uint32_t context, uint32_t chunk)
@@ -101,16 +89,18 @@ static uint64_t scratch_size(const void *user, uint32_t context, uint32_t chunk)
     uint64_t bytes = s->b->experts ? sl_expert_scratch(&opt) : 0;
     sl_model none;
     buffer list[BUFFERS];
-    list_buffers(list, &none, s->c, chunk, s->threads, s->all_logits);
+    list_buffers(list, &none, s->c, chunk, s->opt->threads, logits_rows(s->opt, chunk));
     for (int i = 0; i < BUFFERS; i++)
         bytes += sl_mem_size(list[i].bytes);
     return bytes;
 }
 
-static uint64_t tables_size(const sl_config *c)
+static uint64_t tables_size(const sl_config *c, uint32_t sequences)
 {
     const uint64_t n = (c->layers + 1ull) * SL_KINDS;
-    return sl_mem_size(n * sizeof(float *)) + sl_mem_size(n * sizeof(uint32_t)) + sl_mem_size(c->layers * sizeof(uint16_t));
+    return sl_mem_size(sl_vectors_floats(c) * sizeof(float)) + sl_mem_size(n * sizeof(float *)) +
+           sl_mem_size(n * sizeof(uint32_t)) + sl_mem_size(c->layers * sizeof(uint16_t)) +
+           sl_mem_size(sequences * sizeof(sl_state)) + sl_mem_size(sequences * sizeof(sl_segment));
 }
 
 /* ---- plan -------------------------------------------------------------------------------------- */
@@ -120,7 +110,7 @@ static int make_plan(sl_plan *plan, uint32_t *slots, const sl_binding *b, const 
                      const sl_model_options *opt, uint64_t index, sl_err *err)
 {
     const sl_config *c = &b->config;
-    sizing s = { .c = c, .b = b, .threads = opt->threads, .all_logits = opt->all_logits };
+    sizing s = { .c = c, .b = b, .opt = opt };
     sl_trunk_sizes trunk;
     sl_expert_sizes expert = { 0 };
     int rc = sl_trunk_measure(&trunk, list, n, CHUNK_BYTES, err);
@@ -132,7 +122,7 @@ static int make_plan(sl_plan *plan, uint32_t *slots, const sl_binding *b, const 
         return rc;
     sl_plan_input in = {
         .budget = opt->ram, .context = opt->context, .prefill_chunk = opt->prefill_chunk, .threads = opt->threads,
-        .index = index + floats(sl_vectors_floats(c)) + tables_size(c) + trunk.index + expert.index,
+        .sequences = opt->sequences, .index = index + tables_size(c, opt->sequences) + trunk.index + expert.index,
         .ring_min = trunk.ring_min, .ring_want = RING_WANT, .trunk_all = trunk.resident_all,
         .slot = expert.slot, .slots_want = SLOTS_WANT, .experts = (uint64_t)(c->layers - c->dense_layers) * c->experts,
         .state = state_size, .scratch = scratch_size, .user = &s,
@@ -144,7 +134,7 @@ static int make_plan(sl_plan *plan, uint32_t *slots, const sl_binding *b, const 
         plan->expert_expected = (uint64_t)((double)plan->expert_bytes * (1 - (double)plan->expert_slots / (double)in.experts));
     for (size_t i = 0; i < n; i++)
         plan->used_bf16 += list[i].rows * list[i].row_bytes;
-    plan->used_bf16 += 2 * sizeof(float) * kda_floats(c); /* read and written */
+    plan->used_bf16 += 2 * (sl_state_size(c, 0)); /* read and written */
     if (b->experts)
         plan->used_mxfp4 = (uint64_t)(c->layers - c->dense_layers) * c->top_k * 3 * c->latent * c->moe_intermediate / 32 * 17;
     const int reads = sl_trunk_reads_for(list, n, CHUNK_BYTES, plan->trunk, &plan->trunk_bytes, &plan->head_bytes,
@@ -157,6 +147,10 @@ static int open_plan(sl_model *m, sl_trunk_matrix **list, size_t *n, const char 
 {
     if (opt->ram == 0)
         opt->ram = sl_plan_default_budget();
+    if (opt->sequences == 0)
+        opt->sequences = 1;
+    if (opt->sequences > SL_SEQUENCES_MAX)
+        return sl_fail(err, SL_EUSAGE, "sequences: found %u, expected 1 to %d", opt->sequences, SL_SEQUENCES_MAX);
     if (opt->n_mirrors >= SL_IO_DRIVES_MAX)
         return sl_fail(err, SL_EUSAGE, "mirrors: found %zu, expected at most %d", opt->n_mirrors, SL_IO_DRIVES_MAX - 1);
     int rc = sl_binding_open(&m->bind, dir, SL_SHARDS_DIRECT, m->budget, err);
@@ -205,6 +199,8 @@ static int allocate_index(sl_model *m, sl_err *err)
     m->vector = take(m, SL_MEM_INDEX, n * sizeof *m->vector, &ok);
     m->matrix = take(m, SL_MEM_INDEX, n * sizeof *m->matrix, &ok);
     m->layer_index = take(m, SL_MEM_INDEX, c->layers * sizeof *m->layer_index, &ok);
+    m->states = take(m, SL_MEM_INDEX, m->plan.sequences * sizeof *m->states, &ok);
+    m->step_segments = take(m, SL_MEM_INDEX, m->plan.sequences * sizeof *m->step_segments, &ok);
     if (!ok)
         return sl_fail(err, SL_EBUDGET, "memory: the index does not fit as planned, or the system refused it");
     uint16_t kda = 0, mla = 0;
@@ -218,24 +214,20 @@ static int allocate_pass(sl_model *m, sl_err *err)
     const sl_config *c = &m->bind.config;
     buffer list[BUFFERS];
     bool ok = true;
-    list_buffers(list, m, c, m->plan.prefill_chunk, m->plan.threads, m->all_logits);
+    list_buffers(list, m, c, m->plan.prefill_chunk, m->plan.threads, m->logits_rows);
     for (int i = 0; i < BUFFERS; i++) {
         void *block = take(m, SL_MEM_SCRATCH, list[i].bytes, &ok);
         memcpy(list[i].pointer, &block, sizeof block);
     }
     m->scratch.size = list[0].bytes / sizeof(float);
 
-    sl_state *s = &m->state;
-    s->context = m->plan.context;
-    s->kda_floats = kda_floats(c);
-    s->conv_floats = conv_floats(c);
-    s->kda = take(m, SL_MEM_STATE, s->kda_floats * sizeof(float), &ok);
-    s->conv = take(m, SL_MEM_STATE, s->conv_floats * sizeof(float), &ok);
-    s->latent = take(m, SL_MEM_STATE, latent_floats(c, s->context) * sizeof(float), &ok);
     if (!ok)
         return sl_fail(err, SL_EBUDGET, "memory: the plan's buffers do not fit, or the system refused them");
     sl_mem_touch(m->scratch.base, list[0].bytes);
-    return 0;
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < m->plan.sequences; i++)
+        rc = sl_state_open(&m->states[i], c, m->plan.context, m->budget, err);
+    return rc;
 }
 
 static void name_expert(void *user, uint32_t layer, uint32_t expert, int tensor, char *buf, size_t size)
@@ -281,6 +273,7 @@ static int open_model(sl_model *m, const char *dir, sl_model_options *opt, sl_er
     if (rc == 0) {
         free(list); /* again below, with the numbers of its matrices */
         list = NULL;
+        m->logits_rows = logits_rows(opt, m->plan.prefill_chunk);
         rc = sl_budget_limit(m->budget, opt->ram, m->plan.reserve) < 0
                  ? sl_fail(err, SL_EBUDGET, "memory: the index does not fit the budget")
                  : 0;
@@ -323,11 +316,13 @@ void sl_model_close(sl_model *m)
     sl_trunk_close(m->trunk);
     sl_io_close(m->io);
     sl_pool_close(m->pool);
-    void *const blocks[] = { m->vectors, m->vector, m->matrix, m->layer_index, m->state.kda, m->state.conv, m->state.latent };
+    for (uint32_t i = 0; m->states && i < m->plan.sequences; i++)
+        sl_state_close(&m->states[i]);
+    void *const blocks[] = { m->vectors, m->vector, m->matrix, m->layer_index, m->states, m->step_segments };
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         sl_mem_free(blocks[i]);
     buffer list[BUFFERS];
-    list_buffers(list, m, &m->bind.config, 1, 1, false);
+    list_buffers(list, m, &m->bind.config, 1, 1, 1);
     for (int i = 0; i < BUFFERS; i++) {
         void *block;
         memcpy(&block, list[i].pointer, sizeof block);
@@ -336,14 +331,4 @@ void sl_model_close(sl_model *m)
     sl_binding_close(&m->bind);
     sl_budget_close(m->budget);
     free(m);
-}
-
-void sl_state_clear(sl_model *m)
-{
-    m->state.position = 0;
-    if (m->state.kda_floats) { /* no KDA layer: no state */
-        memset(m->state.kda, 0, m->state.kda_floats * sizeof(float));
-        memset(m->state.conv, 0, m->state.conv_floats * sizeof(float));
-    }
-    /* The latent cache is written at a position before it is read there. */
 }

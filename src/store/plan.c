@@ -24,9 +24,14 @@ static uint64_t required(const sl_plan_input *in, uint32_t context, uint32_t chu
            slots_size(in, slots);
 }
 
+static uint32_t least_chunk(const sl_plan_input *in)
+{
+    return in->prefill_chunk > in->sequences ? in->prefill_chunk : in->sequences;
+}
+
 static uint64_t least(const sl_plan_input *in, uint32_t context)
 {
-    return required(in, context, in->prefill_chunk ? in->prefill_chunk : 1, in->ring_min, SLOTS_MIN);
+    return required(in, context, least_chunk(in), in->ring_min, SLOTS_MIN);
 }
 
 static uint64_t minimum_budget(const sl_plan_input *in, uint32_t context)
@@ -54,16 +59,18 @@ static uint32_t largest_context(const sl_plan_input *in, uint64_t room)
  * so a prompt of n tokens costs n / chunk passes, but scratch is memory that saves nothing in decode. */
 static uint32_t choose_chunk(const sl_plan_input *in, uint64_t room)
 {
-    uint32_t chunk = in->context < CHUNK_AUTO_MAX ? in->context : CHUNK_AUTO_MAX;
-    while (chunk > 1 && (in->scratch(in->user, in->context, chunk) > room / 8 ||
+    const uint64_t most = (uint64_t)in->context * in->sequences;
+    uint32_t chunk = most < CHUNK_AUTO_MAX ? (uint32_t)most : CHUNK_AUTO_MAX;
+    while (chunk > in->sequences && (in->scratch(in->user, in->context, chunk) > room / 8 ||
                          required(in, in->context, chunk, in->ring_min, SLOTS_MIN) > room))
         chunk = (chunk + 1) / 2;
-    return chunk ? chunk : 1;
+    return chunk > in->sequences ? chunk : in->sequences;
 }
 
 int sl_plan_make(sl_plan *p, uint32_t *inflight_slots, const sl_plan_input *in, sl_err *err)
 {
-    *p = (sl_plan){ .budget = in->budget, .context = in->context, .threads = in->threads };
+    *p = (sl_plan){ .budget = in->budget, .context = in->context, .threads = in->threads,
+                     .sequences = in->sequences };
     p->reserve = reserve_for(in->budget, in->threads);
     p->index = in->index;
     p->state_per_position = (in->state(in->user, 1 << 20) - in->state(in->user, 0) + in->scratch(in->user, 1 << 20, 1) -
@@ -71,7 +78,7 @@ int sl_plan_make(sl_plan *p, uint32_t *inflight_slots, const sl_plan_input *in, 
     p->minimum = minimum_budget(in, in->context);
     const uint64_t room = in->budget > p->reserve ? in->budget - p->reserve : 0;
     p->max_context = least(in, 0) <= room ? largest_context(in, room) : 0;
-    p->prefill_chunk = in->prefill_chunk ? in->prefill_chunk : choose_chunk(in, room);
+    p->prefill_chunk = in->prefill_chunk ? least_chunk(in) : choose_chunk(in, room);
     p->state = in->state(in->user, in->context);
     p->scratch = in->scratch(in->user, in->context, p->prefill_chunk);
     if (required(in, in->context, p->prefill_chunk, in->ring_min, SLOTS_MIN) > room)

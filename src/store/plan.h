@@ -9,14 +9,14 @@
 typedef struct {
     uint64_t budget;
     uint32_t context, prefill_chunk; /* chunk 0: to be chosen */
-    uint32_t threads;
+    uint32_t threads, sequences;     /* a chunk has a token of each sequence at least */
     uint64_t index;                  /* tensor index and resident vectors */
     uint64_t ring_min, ring_want;    /* memory of the chunk ring */
     uint64_t trunk_all;              /* memory to keep the whole trunk */
     uint64_t slot;                   /* bytes of one expert slot, 0: no experts */
     uint32_t slots_want;             /* slots in flight that keep the drive busy */
     uint64_t experts;                /* in all layers */
-    uint64_t (*state)(const void *user, uint32_t context);
+    uint64_t (*state)(const void *user, uint32_t context); /* of all sequences */
     uint64_t (*scratch)(const void *user, uint32_t context, uint32_t chunk);
     const void *user;
 } sl_plan_input;

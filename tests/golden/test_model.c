@@ -51,7 +51,9 @@ static void feed(const int32_t *ids, size_t n)
 {
     for (size_t at = 0; at < n;) {
         const size_t chunk = n - at < model->plan.prefill_chunk ? n - at : model->plan.prefill_chunk;
-        const int rc = sl_forward(model, ids + at, chunk, true, false, NULL, NULL, &err);
+        const sl_segment segment = { .state = &model->states[0], .ids = ids + at, .tokens = (uint32_t)chunk,
+                                     .logits = (uint32_t)chunk };
+        const int rc = sl_forward(model, &segment, 1, false, NULL, NULL, &err);
         CHECK_MSG(rc == 0, "%s: %s", where, err.text);
         if (rc < 0)
             exit(1);
@@ -174,7 +176,7 @@ static void compare_kda_state(const json_t *list, double bound)
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *entry = json_array_get(list, i);
         const uint32_t layer = (uint32_t)number(entry, "layer");
-        const float *state = model->state.kda + model->layer_index[layer] * n;
+        const float *state = model->states[0].kda + model->layer_index[layer] * n;
         double sum = 0, abs_sum = 0, squares = 0;
         for (size_t k = 0; k < n; k++) {
             sum += state[k];
@@ -198,7 +200,7 @@ static void compare_kda_state(const json_t *list, double bound)
             const json_t *e = json_array_get(conv, k);
             const size_t channel = (size_t)number(e, "channel"), ago = (size_t)number(e, "steps_ago");
             const size_t stream = (size_t)(strchr("qkv", *json_string_value(json_object_get(e, "stream"))) - "qkv");
-            const float *past = model->state.conv + ((model->layer_index[layer] * c->kda_heads + channel / dim) * 3 + stream) * taps * dim;
+            const float *past = model->states[0].conv + ((model->layer_index[layer] * c->kda_heads + channel / dim) * 3 + stream) * taps * dim;
             close_to("convolution input", past[(taps - ago) * dim + channel % dim], number(e, "f64"), bound);
         }
     }
@@ -220,7 +222,7 @@ static void compare_latent_cache(const json_t *list, double bound)
         const json_t *entry = json_array_get(list, i);
         const size_t positions = (size_t)number(entry, "positions");
         const uint32_t layer = (uint32_t)number(entry, "layer");
-        const float *cache = model->state.latent + (size_t)model->layer_index[layer] * CONTEXT * row;
+        const float *cache = model->states[0].latent + (size_t)model->layer_index[layer] * CONTEXT * row;
         const float *last = cache + (positions - 1) * row;
         double squares = 0;
         for (size_t k = 0; k < positions * row; k++)
@@ -255,7 +257,7 @@ static void test_model(const char *dir)
         const size_t n = get_ids(json_object_get(prompt, "ids"), ids, MAX_TOKENS);
         snprintf(name, sizeof name, "%s %s", dir + strlen("tests/data/golden/"), json_string_value(json_object_get(prompt, "name")));
         where = name;
-        sl_state_clear(model);
+        sl_state_clear(&model->states[0]);
         model->probe = probe;
         feed(ids, n);
         model->probe = NULL;
@@ -294,7 +296,7 @@ static void test_model(const char *dir)
     int32_t ids[MAX_TOKENS];
     const size_t n = get_ids(json_object_get(perplexity, "ids"), ids, MAX_TOKENS);
     where = "perplexity";
-    sl_state_clear(model);
+    sl_state_clear(&model->states[0]);
     feed(ids, n);
     const json_t *nll = json_object_get(perplexity, "nll_f64");
     CHECK_EQ(json_array_size(nll), n - 1);

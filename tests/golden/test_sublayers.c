@@ -245,7 +245,7 @@ static sl_model *open_checkpoint(const char *config, const json_t *c, uint32_t c
     CHECK_MSG(rc == 0, "%s: %s", name, err.text);
     if (rc < 0)
         exit(1);
-    sl_state_clear(m);
+    sl_state_clear(&m->states[0]);
     return m;
 }
 
@@ -259,6 +259,18 @@ static const char config_format[] =
     "\"qk_rope_head_dim\":%u,\"v_head_dim\":%u,\"mla_use_nope\":true,\"mla_use_output_gate\":true,"
     "\"linear_attn_config\":{\"num_heads\":1,\"head_dim\":8,\"short_conv_kernel_size\":4,\"gate_lower_bound\":-5.0,"
     "\"use_full_rank_gate\":true,\"full_attn_layers\":[1],\"kda_layers\":[]}}";
+
+/* What sl_forward does before the first layer; segment and ids must outlive the pass. */
+static void begin_pass(sl_model *m, size_t tokens)
+{
+    static const int32_t none[8];
+    static sl_segment segment;
+    CHECK(tokens <= 8);
+    segment = (sl_segment){ .state = &m->states[0], .ids = none, .tokens = (uint32_t)tokens };
+    sl_forward_rows(m, &segment, 1);
+    sl_trunk_pass(m->trunk, false, false);
+    m->scratch.top = 0;
+}
 
 /* Six tokens in one chunk or one by one, then three more. */
 static void mla_case(const json_t *c, uint32_t chunk)
@@ -276,11 +288,10 @@ static void mla_case(const json_t *c, uint32_t chunk)
         float *x = field(c, inputs[part]), *y = calloc(tokens * hidden, sizeof *y);
         for (size_t t = 0; t < tokens;) {
             const size_t n = tokens - t < chunk ? tokens - t : chunk;
-            sl_trunk_pass(m->trunk, false, false);
-            m->scratch.top = 0;
+            begin_pass(m, n);
             const int rc = sl_mla(m, 0, x + t * hidden, y + t * hidden, n, &err);
             CHECK_MSG(rc == 0, "%s: %s", name, err.text);
-            m->state.position += (uint32_t)n;
+            m->states[0].position += (uint32_t)n;
             t += n;
         }
         compare(outputs[part], y, json_object_get(c, outputs[part]), 5e-6);
@@ -304,8 +315,7 @@ static void moe_case(const json_t *c, uint32_t chunk)
     float *x = field(c, "x"), *y = calloc(tokens * hidden, sizeof *y), *zero = calloc(tokens * hidden, sizeof *zero);
     for (size_t t = 0; t < tokens;) {
         const size_t n = tokens - t < chunk ? tokens - t : chunk;
-        sl_trunk_pass(m->trunk, false, false);
-        m->scratch.top = 0;
+        begin_pass(m, n);
         int rc = sl_mla(m, 0, zero, y + t * hidden, n, &err); /* its matrices come first in the stream */
         m->scratch.top = 0;
         if (rc == 0)

@@ -44,9 +44,11 @@ static sl_model_options options(void)
 
 static int feed(sl_model *m, sl_err *err)
 {
-    sl_state_clear(m);
-    int rc = sl_forward(m, ids, 4, false, true, NULL, NULL, err);
-    return rc < 0 ? rc : sl_forward(m, ids + 4, 1, true, false, NULL, NULL, err);
+    sl_state *s = &m->states[0];
+    sl_state_clear(s);
+    const sl_segment first = { .state = s, .ids = ids, .tokens = 4 }, second = { .state = s, .ids = ids + 4, .tokens = 1, .logits = 1 };
+    int rc = sl_forward(m, &first, 1, true, NULL, NULL, err);
+    return rc < 0 ? rc : sl_forward(m, &second, 1, false, NULL, NULL, err);
 }
 
 static int run(const sl_model_options *o, sl_err *err, float out[VOCAB])
