@@ -129,17 +129,17 @@ uint64_t sl_io_span_max(uint64_t n) { return n ? sl_round_up(n + SL_IO_ALIGN - 1
 
 /* ---- scheduler ------------------------------------------------------------------------------ */
 
-/* Rates in bytes a nanosecond, from the time in which the drive had something to do. */
 typedef struct {
-    unsigned in_flight;  /* pieces */
-    uint64_t bytes;      /* in them */
-    uint64_t since;      /* when in_flight last changed from 0, or the sample began */
-    uint64_t sample_bytes, sample_ns;
-    unsigned sample_pieces;
-    double rate;
-    bool measured, gone;
+    unsigned in_flight;   /* pieces */
+    uint64_t bytes;       /* in them */
+    uint64_t elsewhere;   /* bytes that other drives were given since this one was given any */
+    double done, busy_ns; /* bytes read and the time it took, up to `since`; what is long ago fades */
+    uint64_t since;
+    bool gone;
 } drive;
-enum { SAMPLE = 16 };    /* pieces */
+static const double WINDOW_NS = 200e6; /* time in which drives work, after which 1/e of what was measured still counts */
+static const double LEAST_NS = 1e6;    /* never less than so much of it, or there would be no rate */
+enum { RETRY = 50 };      /* an idle drive is tried again when that takes this part of the others' time */
 enum { LOOK_AHEAD = 64 }; /* requests of a class that are looked through for one whose drive has a place */
 
 struct sl_io {
@@ -244,13 +244,30 @@ static bool is_gone(const sl_io *io, const sl_io_file *f, unsigned copy)
     return f->copies && (f->copies->gone >> copy & 1 || io->drives[copy_of(f, copy)->drive].gone);
 }
 
-static double finish_ns(const drive *d, uint64_t more) { return (double)(d->bytes + more) / d->rate; }
+/* Brings a drive's time up to now. What is measured fades while any drive works, so that the next piece of one that
+ * had none for long says how fast it is. */
+static void pass_time(const sl_io *io, drive *d, uint64_t now)
+{
+    const double ns = (double)(now - d->since), keep = WINDOW_NS / (WINDOW_NS + ns);
+    d->since = now;
+    if (!io->in_flight)
+        return;
+    d->busy_ns += d->in_flight ? ns : 0;
+    if (d->busy_ns > LEAST_NS) {
+        d->busy_ns *= keep;
+        d->done *= keep;
+    }
+}
+
+/* Nanoseconds for n bytes. */
+static double time_for(const drive *d, double n) { return n * (d->busy_ns + 1) / (d->done + 1); }
+static double finish_ns(const drive *d, uint64_t more) { return time_for(d, (double)(d->bytes + more)); }
 
 /* The copy of req's file to read n bytes from now, or NULL: better wait. */
 static const sl_io_file *choose_copy(const sl_io *io, const sl_io_req *req, uint64_t n)
 {
-    const sl_io_file *f = req->file, *free_one = NULL;
-    const drive *first = NULL, *first_free = NULL;
+    const sl_io_file *f = req->file, *free_one = NULL, *idle_one = NULL;
+    const drive *first = NULL, *first_free = NULL, *idle = NULL;
     for (unsigned i = 0; i < n_copies(f); i++) {
         const drive *d = &io->drives[copy_of(f, i)->drive];
         if (is_gone(io, f, i))
@@ -261,9 +278,16 @@ static const sl_io_file *choose_copy(const sl_io *io, const sl_io_req *req, uint
             first_free = d;
             free_one = copy_of(f, i);
         }
+        if (!d->in_flight && (!idle || d->elsewhere > idle->elsewhere)) {
+            idle = d;
+            idle_one = copy_of(f, i);
+        }
     }
     if (!first) /* all have failed before: perhaps not at this place */
         return io->drives[0].in_flight < io->depth ? f : NULL;
+    /* One that was slow may be so no more. */
+    if (idle && time_for(first, (double)idle->elsewhere) >= RETRY * finish_ns(idle, n))
+        return idle_one;
     if (!free_one || first_free == first)
         return free_one;
     /* A slower drive helps unless it would end behind all that is queued for the faster one. */
@@ -274,8 +298,11 @@ static const sl_io_file *choose_copy(const sl_io *io, const sl_io_req *req, uint
 }
 
 /* The next request of which a piece can be read now, and its copy. */
-static sl_io_req *choose(const sl_io *io, const sl_io_file **from)
+static sl_io_req *choose(sl_io *io, const sl_io_file **from)
 {
+    const uint64_t now = io->n_drives > 1 ? now_ns() : 0;
+    for (unsigned i = 0; now && i < io->n_drives; i++)
+        pass_time(io, &io->drives[i], now);
     for (int c = 0; c < SL_IO_CLASSES; c++) {
         unsigned seen = 0;
         for (sl_io_req *r = io->queue[c].head; r && seen < LOOK_AHEAD; r = r->next, seen++) {
@@ -290,29 +317,25 @@ static sl_io_req *choose(const sl_io *io, const sl_io_file **from)
     return NULL;
 }
 
+/* A piece goes to a drive, or comes back from it; before io->in_flight changes. */
 static void enter_drive(sl_io *io, unsigned i, uint64_t bytes)
 {
     drive *d = &io->drives[i];
-    if (d->in_flight++ == 0)
-        d->since = now_ns();
+    pass_time(io, d, now_ns());
+    d->in_flight++;
     d->bytes += bytes;
+    for (unsigned k = 0; k < io->n_drives; k++)
+        io->drives[k].elsewhere += bytes;
+    d->elsewhere = 0;
 }
 
 static void leave_drive(sl_io *io, unsigned i, uint64_t bytes, bool read)
 {
     drive *d = &io->drives[i];
-    const uint64_t now = now_ns();
+    pass_time(io, d, now_ns());
     d->in_flight--;
     d->bytes -= bytes;
-    d->sample_ns += now - d->since;
-    d->since = now;
-    d->sample_bytes += read ? bytes : 0;
-    if (++d->sample_pieces < SAMPLE)
-        return;
-    const double rate = (double)(d->sample_bytes + 1) / (double)(d->sample_ns + 1);
-    d->rate = d->measured ? (3 * d->rate + rate) / 4 : rate;
-    d->measured = true;
-    d->sample_bytes = d->sample_ns = d->sample_pieces = 0;
+    d->done += read ? (double)bytes : 0;
 }
 
 static void finish(sl_io *io, const sl_io_piece *p, int error)
@@ -322,8 +345,8 @@ static void finish(sl_io *io, const sl_io_piece *p, int error)
         posix_fadvise(p->from->fd, (off_t)p->offset, (off_t)p->length, POSIX_FADV_DONTNEED);
     pthread_mutex_lock(&io->lock);
     count_time(io);
-    io->in_flight--;
     leave_drive(io, p->from->drive, p->length, !error);
+    io->in_flight--;
     req->pieces--;
     if (error) {
         fail_req(io, req, error);
@@ -406,11 +429,11 @@ bool sl_io_take(sl_io *io, sl_io_piece *p, bool wait)
             *p = (sl_io_piece){ .req = req, .from = from, .offset = req->offset + req->submitted,
                                 .length = sl_min_u64(req->length - req->submitted, io->opt.piece) };
             count_time(io);
+            enter_drive(io, from->drive, p->length);
             io->in_flight++;
             req->pieces++;
             req->submitted += p->length;
             io->queued[req->class] -= p->length;
-            enter_drive(io, from->drive, p->length);
             if (req->submitted == req->length)
                 unlink_req(io, req);
         } else {
@@ -465,8 +488,8 @@ int sl_io_open(sl_io **out, const sl_io_options *opt, sl_err *err)
     sl_assert(io->opt.piece % SL_IO_ALIGN == 0 && io->opt.piece <= 1 << 30);
     io->n_drives = opt->drives ? opt->drives : 1;
     sl_assert(io->n_drives <= SL_IO_DRIVES_MAX);
-    for (unsigned i = 0; i < io->n_drives; i++)
-        io->drives[i].rate = 1; /* until measured: all alike */
+    for (unsigned i = 0; i < io->n_drives; i++) /* until measured: all alike */
+        io->drives[i] = (drive){ .done = LEAST_NS, .busy_ns = LEAST_NS, .since = now_ns() };
     pthread_mutex_init(&io->lock, NULL);
     pthread_cond_init(&io->work, NULL);
     pthread_cond_init(&io->done, NULL);

@@ -7,7 +7,8 @@
  * a whole trunk chunk and the queue stays deep. Short reads are continued; a read that ends before
  * `need` bytes is an error, never a zero.
  * Drives: each has its own places in flight. A piece goes to the copy that will have read it first, by what is
- * in flight there and the rate measured; a drive that would hold up the rest of the queue is not given it. A copy
+ * in flight there and the rate of the last 200 ms; a drive that would hold up the rest of the queue is not given it,
+ * but tried again now and then. A copy
  * that fails (error, too short, changed) costs a warning and its whole drive, or when it is the original, that
  * file; the piece is read again elsewhere, and only a piece that fails on every copy is an error. */
 #ifndef SL_STORE_IO_H

@@ -507,6 +507,21 @@ static void overwrite(const char *name, uint64_t at)
     close(fd);
 }
 
+/* Reads until one side is asked for less (most) or more (least) than that part of the pieces of one reading. */
+static void read_until(mirrored *m, int side, double least, double most)
+{
+    sl_err err;
+    for (int i = 0; i < 2000; i++) {
+        const int before[] = { sides.n[0], sides.n[1] };
+        CHECK_EQ(read_all(m, false, &err), 0);
+        const int n[] = { sides.n[0] - before[0], sides.n[1] - before[1] };
+        const double part = (double)n[side] / (n[0] + n[1]);
+        if (part >= least && part <= most)
+            return;
+    }
+    CHECK_MSG(0, "side %d never had between %g and %g of the pieces", side, least, most);
+}
+
 static void test_mirrors(enum sl_io_backend backend, bool direct)
 {
     sl_err err = { 0 };
@@ -620,7 +635,18 @@ static void test_mirrors(enum sl_io_backend backend, bool direct)
         sl_io_submit(m.io, &q);
         CHECK_EQ(sl_io_wait(m.io, &q, &err), 0);
         CHECK_EQ(sides.n[1], seen);
+        sides.delay_us[1] = 100; /* it recovers, which is noticed even if no queue is ever long */
+        for (int i = 0; i < 20000 && sides.n[1] < seen + 20; i++) {
+            sl_io_submit(m.io, &q);
+            CHECK_EQ(sl_io_wait(m.io, &q, &err), 0);
+        }
+        CHECK(sides.n[1] >= seen + 20);
         free(q.buffer);
+        read_until(&m, 1, 0.3, 1);
+        sides.delay_us[0] = 30000; /* then the original becomes slow */
+        read_until(&m, 0, 0, 0.2);
+        sides.delay_us[0] = 100;
+        read_until(&m, 0, 0.3, 1);
         close_mirrored(&m);
     }
     sl_io_file f = must_open_file(direct); /* not of its size */
