@@ -11,6 +11,17 @@ extern const sl_kernels sl_kernels_avx2, sl_kernels_avx512;
 extern const sl_kernels sl_kernels_neon;
 #endif
 
+/* What the definition in scalar C shares between its files, and what serves where a set of instructions has
+ * nothing better. */
+enum { SL_LANES = 16 };
+float sl_ref_fold(float lane[SL_LANES]);
+void sl_ref_mm_packed(float *restrict y, size_t ldy, const uint8_t *restrict block, size_t first_row, size_t rows,
+                      size_t block_rows, const float *restrict x, size_t ldx, size_t n, size_t tokens);
+void sl_ref_unpack_bf16(void *restrict out, const uint8_t *restrict block, size_t first_row, size_t rows,
+                        size_t block_rows, size_t n);
+uint32_t sl_ref_crc32c(const uint8_t *p, size_t n);
+void sl_crc32c_fill(void); /* its tables, before any table of functions is handed out */
+
 /* For the vector variants: every function is inlined into the one that a table names. */
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)

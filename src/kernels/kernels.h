@@ -28,6 +28,12 @@ typedef struct sl_kernels {
     void (*mm_mxfp4)(float *restrict y, size_t ldy, const uint8_t *restrict packed,
                      const uint8_t *restrict scale, const float *restrict x, size_t ldx, size_t rows,
                      size_t n, size_t tokens);
+    /* mm_bf16 over rows [first_row, first_row + rows) of a packed block of block_rows rows, and these rows as bf16
+     * [rows][n]. The block has passed sl_codec_check: kernels trust what it holds. Nothing outside of it is read. */
+    void (*mm_packed)(float *restrict y, size_t ldy, const uint8_t *restrict block, size_t first_row, size_t rows,
+                      size_t block_rows, const float *restrict x, size_t ldx, size_t n, size_t tokens);
+    void (*unpack_bf16)(void *restrict out, const uint8_t *restrict block, size_t first_row, size_t rows,
+                        size_t block_rows, size_t n);
     /* y[j] = row sum over i < rows of x[i] * W[i][j], j < n, from +0: the transposed product. */
     void (*tmm_bf16)(float *restrict y, const void *restrict w /* bf16 [rows][n] */,
                      const float *restrict x, size_t rows, size_t n);
@@ -77,6 +83,7 @@ typedef struct sl_kernels {
                      float beta, size_t dk, size_t dv);
 
     bool (*all_finite)(const float *x, size_t n);
+    uint32_t (*crc32c)(const uint8_t *p, size_t n); /* CRC-32C: 0xe3069283 for "123456789" */
 } sl_kernels;
 
 /* Bits of the instruction sets found; sl_cpu_detect checks CPU and operating system. */

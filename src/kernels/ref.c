@@ -6,11 +6,11 @@
 #include "base/num.h"
 #include "kernels/impl.h"
 
-enum { LANES = 16, GROUP = 32 };
+enum { LANES = SL_LANES, GROUP = 32 };
 
 /* ---- lanes and fold ------------------------------------------------------------------------ */
 
-static float fold(float lane[LANES])
+float sl_ref_fold(float lane[LANES])
 {
     for (int apart = LANES / 2; apart > 0; apart /= 2)
         for (int i = 0; i < apart; i++)
@@ -23,7 +23,7 @@ static float ref_dot(const float *a, const float *b, size_t n)
     float lane[LANES] = { 0 };
     for (size_t i = 0; i < n; i++)
         lane[i % LANES] = fmaf(a[i], b[i], lane[i % LANES]);
-    return fold(lane);
+    return sl_ref_fold(lane);
 }
 
 static float ref_sum(const float *x, size_t n)
@@ -31,7 +31,7 @@ static float ref_sum(const float *x, size_t n)
     float lane[LANES] = { 0 };
     for (size_t i = 0; i < n; i++)
         lane[i % LANES] += x[i];
-    return fold(lane);
+    return sl_ref_fold(lane);
 }
 
 static float ref_max(const float *x, size_t n)
@@ -53,7 +53,7 @@ static void ref_mm_bf16(float *restrict y, size_t ldy, const void *restrict w,
             float lane[LANES] = { 0 };
             for (size_t i = 0; i < n; i++)
                 lane[i % LANES] = fmaf(sl_bf16_load(row + 2 * i), x[t * ldx + i], lane[i % LANES]);
-            y[t * ldy + r] = fold(lane);
+            y[t * ldy + r] = sl_ref_fold(lane);
         }
 }
 
@@ -85,7 +85,7 @@ static void ref_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict 
                 float weight = mxfp4_weight(code, scale[(r * n + i) / GROUP]);
                 lane[i % LANES] = fmaf(weight, x[t * ldx + i], lane[i % LANES]);
             }
-            y[t * ldy + r] = fold(lane);
+            y[t * ldy + r] = sl_ref_fold(lane);
         }
 }
 
@@ -273,6 +273,8 @@ const sl_kernels sl_kernels_scalar = {
     .mm_bf16 = ref_mm_bf16,
     .mm_f32 = ref_mm_f32,
     .mm_mxfp4 = ref_mm_mxfp4,
+    .mm_packed = sl_ref_mm_packed,
+    .unpack_bf16 = sl_ref_unpack_bf16,
     .tmm_bf16 = ref_tmm_bf16,
     .row_sum = ref_row_sum,
     .dot = ref_dot,
@@ -294,4 +296,5 @@ const sl_kernels sl_kernels_scalar = {
     .kda_decay = ref_kda_decay,
     .kda_step = ref_kda_step,
     .all_finite = ref_all_finite,
+    .crc32c = sl_ref_crc32c,
 };

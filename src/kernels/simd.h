@@ -657,5 +657,6 @@ static void simd_mm_mxfp4(float *restrict y, size_t ldy, const uint8_t *restrict
         .sigmoid = simd_sigmoid, .exp_sum = simd_exp_sum, .rms_norm = simd_rms_norm,               \
         .l2_norm = simd_l2_norm, .situ_glu = simd_situ_glu, .sigmoid_mul = simd_sigmoid_mul,       \
         .conv_silu = simd_conv_silu, .kda_decay = simd_kda_decay, .kda_step = simd_kda_step,       \
-        .all_finite = simd_all_finite,                                                             \
+        .all_finite = simd_all_finite, .mm_packed = sl_ref_mm_packed,                              \
+        .unpack_bf16 = sl_ref_unpack_bf16, .crc32c = sl_ref_crc32c,                                \
     }

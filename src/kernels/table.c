@@ -23,11 +23,12 @@ static const struct {
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 sl_mxfp4_row sl_mxfp4_lut[256];
-static pthread_once_t lut_once = PTHREAD_ONCE_INIT;
+static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-static void fill_lut(void)
+static void fill_tables(void)
 {
     static const float e2m1[8] = { 0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f };
+    sl_crc32c_fill();
     for (uint32_t s = 0; s < 256; s++) {
         float two_to = sl_f32_from_bits(s == 0 ? 0x00400000u : s == 255 ? 0x7fc00000u : s << 23);
         for (unsigned c = 0; c < 16; c++) {
@@ -42,7 +43,7 @@ static void fill_lut(void)
 const sl_kernels *sl_kernels_for(unsigned cpu)
 {
     size_t i = 0;
-    pthread_once(&lut_once, fill_lut);
+    pthread_once(&tables_once, fill_tables);
     while (variants[i].cpu && !(variants[i].cpu & cpu))
         i++;
     return variants[i].table;

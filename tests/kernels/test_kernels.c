@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "kernels/kernels.h"
+#include "kernels/packed.h"
 #include "tests/check.h"
 
 enum { SLOTS = 8, SLOT = 8 << 20, OUT = 1 << 20, CANARY = 64 };
@@ -222,6 +223,104 @@ static void products(size_t rows, size_t n, size_t tokens, size_t mis, int kind)
     BOTH("mm_mxfp4", NULL, ny, K->mm_mxfp4(Y, ldy, packed, scale, x, ldx, rows, n, tokens));
 }
 
+/* A packed block of any codes that ends `before` bytes ahead of the unreadable page. Of `seldom` weights one is an
+ * exception, all for 1. The dictionary holds what the kind says, exponents 0 and 255 among them. */
+static const uint8_t *packed_block(int slot, size_t rows, size_t n, size_t before, int kind, unsigned seldom)
+{
+    const size_t row = sl_packed_row_bytes(n);
+    size_t exceptions = 0;
+    uint8_t *groups = edge(slot, rows * row, before);
+    memset(groups, 0, rows * row);
+    for (size_t i = 0; i < rows * n; i++) {
+        uint8_t *group = groups + i / n * row + i % n / 64 * 88;
+        const size_t at = i % n % 64;
+        const unsigned code = rnd() % seldom ? (unsigned)(rnd() % 7) : 7;
+        group[at] = (uint8_t)rnd();
+        for (unsigned p = 0; p < 3; p++)
+            group[64 + 8 * p + at / 8] |= (uint8_t)((code >> p & 1) << at % 8);
+        exceptions += code == 7;
+    }
+    uint8_t *block = groups - sl_packed_groups_at(rows, exceptions);
+    memset(block, 0, (size_t)(groups - block));
+    for (int k = 0; k < 7; k++)
+        block[k] = (uint8_t)(kind == SALTED && k == 2 ? 255 : kind == ORDINARY ? 120 + rnd() % 10 : rnd() % 255);
+    block[3] = kind == SALTED ? 0 : block[3];
+    for (int i = 0; i < 4; i++)
+        block[8 + i] = (uint8_t)(exceptions >> 8 * i);
+    size_t done = 0;
+    for (size_t i = 0; i < rows * n; i++) {
+        const uint8_t *planes = groups + i / n * row + i % n / 64 * 88 + 64 + i % n % 64 / 8;
+        for (int b = 0; i % n == 0 && b < 4; b++)
+            block[16 + 4 * (i / n) + (size_t)b] = (uint8_t)(done >> 8 * b);
+        if (planes[0] & planes[8] & planes[16] & 1 << i % n % 8)
+            block[16 + 4 * rows + done++] = (uint8_t)(kind == ORDINARY ? rnd() % 120 : rnd() % 255);
+    }
+    return block;
+}
+
+/* Against mm_bf16 on the rows that scalar code unpacked. */
+static void packed_products(size_t rows, size_t n, size_t tokens, size_t mis, int kind, unsigned seldom)
+{
+    static uint16_t room[1 << 20];
+    const size_t ldx = n + rnd() % 3 * 5, ldy = rows + rnd() % 3, first = rnd() % rows, some = 1 + rnd() % (rows - first);
+    const float *x = floats(0, (tokens - 1) * ldx + n, kind);
+    const uint8_t *block = packed_block(1, rows, n, mis, kind, seldom);
+    ref->unpack_bf16(room, block, 0, rows, rows, n);
+    snprintf(what, sizeof what, "rows %zu, n %zu, tokens %zu, ldx %zu, bytes before the page %zu, kind %d, of %u", rows, n,
+             tokens, ldx, mis, kind, seldom);
+#define RIGHT_OR(call, right) (side ? (void)(call) : (void)(right)), (void)K
+    BOTH("mm_packed", NULL, (tokens - 1) * ldy + rows,
+         RIGHT_OR(K->mm_packed(Y, ldy, block, 0, rows, rows, x, ldx, n, tokens),
+                  K->mm_bf16(Y, ldy, room, x, ldx, rows, n, tokens)));
+    BOTH("mm_packed of some rows", NULL, (tokens - 1) * ldy + some,
+         RIGHT_OR(K->mm_packed(Y, ldy, block, first, some, rows, x, ldx, n, tokens),
+                  K->mm_bf16(Y, ldy, room + first * n, x, ldx, some, n, tokens)));
+    prepare(NULL, (some * n + 1) / 2 + 1);
+    uint8_t *back = (uint8_t *)(out[1] + CANARY) + mis % 2;
+    var->unpack_bf16(back, block, first, some, rows, n);
+    CHECK_MSG(!memcmp(back, room + first * n, 2 * some * n), "%s unpack_bf16 %s, seed %" PRIu64, var->name, what, seed);
+    for (size_t i = 0; i < 64; i++)
+        CHECK(back[-1 - (ptrdiff_t)i] == 0x5a && back[2 * some * n + i] == 0x5a);
+}
+
+static void packed(void)
+{
+    static const size_t real[] = { 127, 128, 129, 511, 512, 513, 1000, 1536, 7168 };
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (size_t n = 1; n <= 67; n++)
+            for (size_t tokens = 1; tokens <= 9; tokens += 1 + rnd() % 3)
+                packed_products(1 + rnd() % 11, n, tokens, rnd() % 64, kind, n % 3 ? 40 : 1);
+        for (size_t mis = 0; mis < 64; mis++)
+            packed_products(1 + rnd() % 9, 1 + rnd() % 300, 1, mis, kind, 20);
+        for (size_t i = 0; i < sizeof real / sizeof real[0]; i++) {
+            packed_products(5 + rnd() % 8, real[i], 1, rnd() % 64, kind, 40);
+            packed_products(1 + rnd() % 10, real[i], 2 + rnd() % 9, rnd() % 64, kind, 1000000);
+        }
+        packed_products(9, 544, 64, 3, kind, 30);
+        packed_products(3, 1000, 70, 3, kind, 2);
+    }
+}
+
+/* CRC-32C by its definition, a bit at a time. */
+static uint32_t crc_of(const uint8_t *p, size_t n)
+{
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < 8 * n; i++)
+        crc = crc >> 1 ^ (0x82f63b78u & -((crc ^ p[i / 8] >> i % 8) & 1));
+    return ~crc;
+}
+
+static void checksums(void)
+{
+    CHECK_EQ(var->crc32c((const uint8_t *)"123456789", 9), 0xe3069283u);
+    for (size_t n = 0; n < 200000; n += n < 300 ? 1 : 1 + rnd() % 20000) {
+        uint8_t *p = edge(0, n, 0);
+        for (size_t i = 0; i < n; i++)
+            p[i] = (uint8_t)(rnd() >> 13);
+        CHECK_MSG(var->crc32c(p, n) == crc_of(p, n), "%s crc32c of %zu bytes, seed %" PRIu64, var->name, n, seed);
+    }
+}
+
 /* All products round to -0, and so do all lanes: a tail that adds zeros to lanes it should leave alone
  * makes some of them +0, and with them the sum. */
 static void negative_zeros(size_t n)
@@ -305,6 +404,8 @@ static void run_variant(void)
         products(9, 544, 64, 3, kind);
         products(3, 1000, 70, 3, kind);
     }
+    packed();
+    checksums();
     all_weights(var);
 }
 
@@ -316,6 +417,9 @@ int main(int argc, char **argv)
     CHECK_STR(ref->name, "scalar");
     setup();
     all_weights(ref);
+    var = ref;
+    packed();
+    checksums();
     printf("seed %" PRIu64 ":", seed);
     for (unsigned bit = 1; bit <= have; bit *= 2)
         if (have & bit) {
